@@ -66,6 +66,20 @@ class TaskGuard:
                 listener(error)
 
 
+async def take_in_thread(take: Callable[[], _T | None], let_go: Callable[[_T], None]) -> _T | None:
+    """Take something in a thread. A task that is cancelled meanwhile lets go of what was taken."""
+    taken: list[_T | None] = []
+    try:
+        # Noted by the thread: a task that is cancelled gets no result.
+        await finish_in_thread(lambda: taken.append(take()))
+    except asyncio.CancelledError:
+        for each in taken:
+            if each is not None:
+                let_go(each)
+        raise
+    return taken[0]
+
+
 async def finish_in_thread(work: Callable[[], _T]) -> _T:
     """Run `work` in a thread. A task that is cancelled meanwhile waits for its end: nothing of it happens later."""
     working = asyncio.ensure_future(asyncio.to_thread(work))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 
 from components.frontend.batches.pacing import room_of
 from components.frontend.http.models import ModelEntry, ModelTable, Tasks
-from dynamo_local.core.fleet.view import FRONTEND_ROLE
 
 TELL_EVERY_S = 0.5
 
@@ -32,9 +31,8 @@ def room_for_tasks(models: ModelTable, name: str, most: int) -> int:
     room = room_of(entry)
     if not room.workers:
         return min(most, _WAKING)
-    frontends = max(1, sum(each.role == FRONTEND_ROLE for each in entry.members()))
     wanted = max(room.slots * _MARGIN, room.slots + _LEAST_MARGIN)
-    return min(most, math.ceil(wanted / frontends))
+    return min(most, math.ceil(wanted / max(1, room.frontends)))
 
 
 class QueuedWork:

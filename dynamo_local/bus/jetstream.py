@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from dynamo_local.bus import without_websockets  # noqa: F401
 
@@ -42,11 +43,11 @@ _TOO_FEW_SERVERS = (10005, 10074)
 _NOT_NOW = 10008
 """NATS error code: JetStream cannot answer at present, such as while a cluster chooses its leader."""
 _REPLICAS = 3
-STREAM_FORM = "KV_{}"
+_STREAM_FORM = "KV_{}"
 """Name of the stream behind a bucket."""
 _SHORT_ACK_PARTS = 9
 """Parts of an acknowledgement subject without domain and account."""
-VALUE_BYTES = 1024
+_VALUE_BYTES = 1024
 """Size of the largest value in a bucket."""
 
 
@@ -148,24 +149,10 @@ class JetStream:
     async def create_bucket(self, name: str, changes: str) -> None:
         """Create an empty bucket. Stored changes are published on `changes`, a subject that ends in ".>", with the key
         in that place. Replaces and refuses like `create_queue`."""
-        stream = STREAM_FORM.format(name)
-        await self.delete(stream)
+        await self.delete(_STREAM_FORM.format(name))
         with self._errors_of(f"bucket {name}"):
-            # Not by the client's create_key_value, which cannot set metadata.
-            await self._add_stream(
-                api.StreamConfig(
-                    name=stream,
-                    subjects=[f"$KV.{name}.>"],
-                    storage=api.StorageType.FILE,
-                    discard=api.DiscardPolicy.NEW,
-                    max_msgs_per_subject=1,
-                    max_msg_size=VALUE_BYTES,
-                    allow_rollup_hdrs=True,
-                    deny_delete=True,
-                    republish=api.RePublish(src=f"$KV.{name}.>", dest=changes),
-                    metadata=_OWNED,
-                )
-            )
+            republish = api.RePublish(src=f"$KV.{name}.>", dest=changes)
+            await self._add_stream(self._bucket(name, republish=republish, metadata=_OWNED))
 
     async def delete(self, name: str) -> bool:
         """Delete a stream, if it exists. Returns whether it did. Raises BusError if this program has not made it."""
@@ -183,7 +170,7 @@ class JetStream:
 
     async def delete_bucket(self, name: str) -> bool:
         """Delete a bucket, like `delete`."""
-        return await self.delete(STREAM_FORM.format(name))
+        return await self.delete(_STREAM_FORM.format(name))
 
     # For everybody
 
@@ -241,6 +228,21 @@ class JetStream:
         with self._errors_of(f"bucket {bucket}"):
             store = await self._context.key_value(bucket)
             await store.put(key, value)
+
+    def _bucket(self, name: str, storage: api.StorageType = api.StorageType.FILE, **more: Any) -> api.StreamConfig:
+        """The stream behind a bucket. `more`: fields of its configuration."""
+        # Not by the client's create_key_value, which cannot set metadata.
+        return api.StreamConfig(
+            name=_STREAM_FORM.format(name),
+            subjects=[f"$KV.{name}.>"],
+            storage=storage,
+            discard=api.DiscardPolicy.NEW,
+            max_msgs_per_subject=1,
+            max_msg_size=_VALUE_BYTES,
+            allow_rollup_hdrs=True,
+            deny_delete=True,
+            **more,
+        )
 
     async def _add_stream(self, config: api.StreamConfig) -> None:
         """Create a stream, on three servers if NATS is a cluster that has so many: then it outlives one of them."""

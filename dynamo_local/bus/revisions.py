@@ -9,7 +9,7 @@ from dynamo_local.bus import without_websockets  # noqa: F401
 from nats.js import api
 from nats.js.errors import BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError
 
-from dynamo_local.bus.jetstream import STREAM_FORM, VALUE_BYTES, JetStream
+from dynamo_local.bus.jetstream import JetStream
 from dynamo_local.core.errors import BusError
 
 
@@ -27,18 +27,8 @@ class Revisions(JetStream):
             try:
                 await self._context.key_value(name)
             except BucketNotFoundError:
-                await self._add_stream(
-                    api.StreamConfig(
-                        name=STREAM_FORM.format(name),
-                        subjects=[f"$KV.{name}.>"],
-                        storage=api.StorageType.MEMORY if in_memory else api.StorageType.FILE,
-                        discard=api.DiscardPolicy.NEW,
-                        max_msgs_per_subject=1,
-                        max_msg_size=VALUE_BYTES,
-                        allow_rollup_hdrs=True,
-                        deny_delete=True,
-                    )
-                )
+                storage = api.StorageType.MEMORY if in_memory else api.StorageType.FILE
+                await self._add_stream(self._bucket(name, storage))
 
     async def read_revision(self, bucket: str, key: str) -> tuple[int, bytes]:
         """The value of a key, and the number of its last change; 0 if it was never set. Deleted, its value is empty."""

@@ -18,7 +18,7 @@ from dynamo_local.core.answers.requests import first_events
 from dynamo_local.core.errors import DecodeError, StateError
 from dynamo_local.core.http.asgi import App
 from dynamo_local.log_once import LogOnce
-from dynamo_local.tasks import TaskGuard, finish_in_thread
+from dynamo_local.tasks import TaskGuard, finish_in_thread, take_in_thread
 from state.answers.folder import AnswerFolder
 from state.answers.journal import AnswerJournal
 
@@ -155,16 +155,8 @@ class Answers:
 
     async def _take_over(self, owner: str, answer: str) -> None:
         """Go on with an answer, if nobody computes it."""
-        taken: list[tuple[AnswerJournal, list[Record]] | None] = []
-        try:
-            # Noted by the thread: whoever is cancelled meanwhile is to let go of what it has taken.
-            await finish_in_thread(lambda: taken.append(self._take(owner, answer)))
-        except asyncio.CancelledError:
-            for each in taken:
-                if each is not None:
-                    each[0].close()
-            raise
-        if taken[0] is not None and (log := await self._log_of(*taken[0])) is not None:
+        taken = await take_in_thread(lambda: self._take(owner, answer), lambda each: each[0].close())
+        if taken is not None and (log := await self._log_of(*taken)) is not None:
             running = self._compute(log)
             _log.info("answer %s goes on at token %d", answer, running.tokens)
 

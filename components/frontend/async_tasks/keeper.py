@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -14,11 +15,11 @@ from components.frontend.async_tasks.running import RunningTask, Surroundings
 from components.frontend.async_tasks.tries import Outcome
 from components.frontend.async_tasks.waiting import KnownTask, Place, WaitingTasks
 from components.frontend.http.models import Tasks
-from dynamo_local.core.async_tasks.callbacks import left_s, target_of
+from dynamo_local.core.async_tasks.callbacks import target_of
 from dynamo_local.core.async_tasks.records import TaskHead
 from dynamo_local.core.errors import DecodeError, ItemAbsentError, StateError
 from dynamo_local.log_once import LogOnce
-from dynamo_local.tasks import finish_in_thread
+from dynamo_local.tasks import finish_in_thread, take_in_thread
 from state.async_tasks.store import TakenTask, TaskStore
 
 _log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class TaskKeeper:
         self._store = store
         self._around = around
         self._known: dict[str, KnownTask] = {}
-        self._models: dict[str, WaitingTasks] = {}
+        self._models = defaultdict[str, WaitingTasks](WaitingTasks)
         self._calls = WaitingCalls()
         self._in_hand: dict[str, _InHand] = {}
         self._changed = asyncio.Event()
@@ -99,6 +100,7 @@ class TaskKeeper:
         """Note a task that was just stored, so that it need not be looked for."""
         self._learn(KnownTask(owner, head.task, head.model))
         self._fill_model(head.model)
+        self._around.on_taken()
 
     def look_soon(self) -> None:
         """Look at once: something was cancelled."""
@@ -128,7 +130,9 @@ class TaskKeeper:
                 self._in_hand[task].cancelled.set()
             else:
                 # However many are in hand: it takes no room.
-                self._take(self._known[task], is_cancelled=True)
+                known = self._known[task]
+                self._line(known.place).take(known)
+                self._begin(known, is_cancelled=True)
 
     async def _read(self, found: list[tuple[str, str]]) -> None:
         """Learn which models tasks are for that others have stored."""
@@ -143,7 +147,7 @@ class TaskKeeper:
             found = self._store.find(owner, task)
             if found.result is None:
                 return KnownTask(owner, task, found.head.model)
-            left = left_s(found.calls, self._around.wall_clock(), self._around.pause_s)
+            left = self._around.left_s(found.calls)
             return KnownTask(owner, task, found.head.model, _receiver(found.head), time.monotonic() + left)
         except ItemAbsentError:
             return None
@@ -157,7 +161,7 @@ class TaskKeeper:
             self._line(known.place).add(known, time.monotonic())
 
     def _line(self, place: Place) -> WaitingTasks | WaitingCalls:
-        return self._calls if place.receiver else self._models.setdefault(place.model, WaitingTasks())
+        return self._calls if place.receiver else self._models[place.model]
 
     async def _sweep(self) -> None:
         if time.monotonic() >= self._remove_at:
@@ -168,8 +172,11 @@ class TaskKeeper:
 
     def _fill(self) -> None:
         """Take tasks, as many as there is room for."""
-        for model in list(self._models):
+        models = list(self._models)
+        for model in models:
             self._fill_model(model)
+        if models:
+            self._around.on_taken()
         self._fill_calls()
 
     def _fill_model(self, model: str) -> None:
@@ -180,7 +187,6 @@ class TaskKeeper:
             self._begin(known)
         if not len(waiting) and not waiting.in_hand:
             del self._models[model]
-        self._around.on_taken()
 
     def _fill_calls(self) -> None:
         now = time.monotonic()
@@ -189,11 +195,6 @@ class TaskKeeper:
 
     def _most(self, model: str) -> int:
         return max(1, self._around.room(model, self._around.limits.max_task_requests))
-
-    def _take(self, known: KnownTask, *, is_cancelled: bool) -> None:
-        """Take this task, whoever's turn it is."""
-        self._line(known.place).take(known)
-        self._begin(known, is_cancelled=is_cancelled)
 
     def _begin(self, known: KnownTask, *, is_cancelled: bool = False) -> None:
         cancelled = asyncio.Event()
@@ -212,17 +213,17 @@ class TaskKeeper:
         self._line(place).put_down(place, Outcome.OTHER if done.cancelled() else done.result(), now)
         if not place.receiver:
             self._fill_model(place.model)
+            self._around.on_taken()
         if place.receiver or (stays and known.receiver):
             self._fill_calls()
 
     async def _work(self, known: KnownTask, cancelled: asyncio.Event) -> Outcome:
         """Go on with a task, if nobody else has it."""
-        taken: list[TakenTask | None] = []
+        taken: TakenTask | None = None
         try:
-            # Noted by the thread: whoever is cancelled meanwhile is to let go of what it has taken.
-            await finish_in_thread(lambda: taken.append(self._store.take(known.owner, known.task)))
-            if taken[0] is not None:
-                return await self._run(known, taken[0], cancelled)
+            taken = await take_in_thread(lambda: self._store.take(known.owner, known.task), TakenTask.release)
+            if taken is not None:
+                return await self._run(known, taken, cancelled)
             known.again_at = time.monotonic() + _ELSEWHERE_S
         except StateError as error:
             _log.warning("%s goes on later: %s", known.task, error)
@@ -232,9 +233,8 @@ class TaskKeeper:
             _log.exception("%s goes on later", known.task)
             known.again_at = time.monotonic() + _AGAIN_S
         finally:
-            for each in taken:
-                if each is not None:
-                    each.release()
+            if taken is not None:
+                taken.release()
         return Outcome.OTHER
 
     async def _run(self, known: KnownTask, taken: TakenTask, cancelled: asyncio.Event) -> Outcome:

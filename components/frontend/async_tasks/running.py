@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -54,6 +54,10 @@ class Surroundings:
     on_taken: Callable[[], None] = lambda: None
     """Called when tasks were taken that wait for a model, or put down: they are requests in flight now, or wait."""
 
+    def left_s(self, calls: Sequence[Call]) -> float:
+        """Return how many seconds are left until the receiver of a task is to be called next."""
+        return left_s(calls, self.wall_clock(), self.pause_s)
+
 
 class Rest(NamedTuple):
     """What is left of a task: it is to be gone on with after `pause_s` seconds. `answered`: its head, when it has its
@@ -96,7 +100,7 @@ class RunningTask:
             pause = None
         else:
             # Another frontend may have called meanwhile.
-            left = left_s(task.calls, self._around.wall_clock(), self._around.pause_s)
+            left = self._around.left_s(task.calls)
             pause = await self._call(task) if may_call and not left else left
         if pause is None:
             await finish_in_thread(self._taken.end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -47,18 +48,18 @@ class WaitingTasks:
 
     def __init__(self) -> None:
         self.in_hand = 0
-        self._owners: dict[str, _OwnersTasks] = {}
+        self._owners = defaultdict[str, _OwnersTasks](_OwnersTasks)
 
     def __len__(self) -> int:
         return sum(map(len, self._owners.values()))
 
     def add(self, known: KnownTask, now: float) -> None:
         """Add a task at the end of its owner's line; one that is there stays where it is."""
-        self._of(known.owner).add(known, now)
+        self._owners[known.owner].add(known, now)
 
     def discard(self, known: KnownTask) -> None:
         """Remove a task, if it is there."""
-        self._of(known.owner).discard(known)
+        self._owners[known.owner].discard(known)
         self._tidy(known.owner)
 
     def pop(self, now: float) -> KnownTask | None:
@@ -75,18 +76,15 @@ class WaitingTasks:
     def take(self, known: KnownTask) -> None:
         """Take this task in hand, whoever's turn it is."""
         self.in_hand += 1
-        line = self._of(known.owner)
+        line = self._owners[known.owner]
         line.discard(known)
         line.in_hand += 1
 
     def put_down(self, place: Place, outcome: Outcome, now: float) -> None:
         """Count a task that was taken from there as in hand no more."""
         self.in_hand -= 1
-        self._of(place.owner).put_down(outcome, now)
+        self._owners[place.owner].put_down(outcome, now)
         self._tidy(place.owner)
-
-    def _of(self, owner: str) -> _OwnersTasks:
-        return self._owners.setdefault(owner, _OwnersTasks())
 
     def _tidy(self, owner: str) -> None:
         line = self._owners[owner]

@@ -111,7 +111,8 @@ def room_of(entry: ModelEntry) -> Room:
     workers = [each for each in members if each.role in WORKER_ROLES and each.state == "ready"]
     loads = [each.load for each in workers if each.load is not None]
     people = sum(part.ahead(PriorityClass.NORMAL) for part in entry.taken)
-    if sum(each.role == FRONTEND_ROLE for each in members) > 1:
+    frontends = sum(each.role == FRONTEND_ROLE for each in members)
+    if frontends > 1:
         # What this frontend has itself it knows sooner; of the others' it knows what workers tell.
         people = max(people, sum(_people_at(each) for each in workers))
     return Room(
@@ -120,6 +121,7 @@ def room_of(entry: ModelEntry) -> Room:
         people=people,
         waiting=sum(load.waiting or 0 for load in loads),
         kv_usage=max((load.kv_usage or 0.0 for load in loads), default=0.0),
+        frontends=frontends,
     )
 
 

@@ -166,7 +166,7 @@ class Callers:
             return None
         self._known.look()
         now = self._wall_clock()
-        key = next((key for key in self._known.keys if key.owner == owner), None)
+        key = self._known.of_owner(owner)
         return None if key is None or now >= key.valid_until(key.digest) else Caller(key.name, key)
 
     def _find(self, digest: str, mark: bytes) -> Caller | Refusal:

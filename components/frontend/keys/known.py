@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from dynamo_local.core.errors import StateError
 from dynamo_local.core.keys.registry import KeyRegistry
@@ -46,6 +46,7 @@ class KnownKeys:
         self._file, self._copy = os.fspath(paths.keys_file), os.fspath(paths.keys_copy)
         self._seen: _Signature | None = None
         self._by_digest: dict[str, ApiKey] = {}
+        self._by_owner: dict[str, ApiKey] = {}
         self._log_once = LogOnce(_log)
         self._changed, self._clock = changed, clock
         self._change = b""
@@ -77,10 +78,9 @@ class KnownKeys:
         self.why_closed = ""
         self._take(registry)
 
-    @property
-    def keys(self) -> Collection[ApiKey]:
-        """All keys that are known; those with two secrets twice."""
-        return self._by_digest.values()
+    def of_owner(self, owner: str) -> ApiKey | None:
+        """Find the key whose owner in stores that is; one that has expired included."""
+        return self._by_owner.get(owner)
 
     def find(self, digest: str, now: float) -> ApiKey | None:
         """Find the key that is known by the secret of this digest now; one that has expired included."""
@@ -93,6 +93,7 @@ class KnownKeys:
         self.version += 1
         self.needs_key = bool(registry.keys)
         self.has_admins = any(key.admin for key in registry.keys.values())
+        self._by_owner = {key.owner: key for key in registry.keys.values()}
         self._by_digest = {
             digest: key
             for key in registry.keys.values()

@@ -167,7 +167,7 @@ def pause_s(attempts: int) -> float | None:
     return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * float(_GROWTH ** min(attempts - 1, 8)))
 
 
-def left_s(calls: Sequence[Call], now: float, pause_s: Callable[[int], float | None] = pause_s) -> float:
+def left_s(calls: Sequence[Call], now: float, pause_s: Callable[[int], float | None]) -> float:
     """Return how many seconds are left until the receiver is to be called next, whoever has made these calls. `now`: in
     seconds since 1970."""
     if not calls or calls[-1].at > now:

@@ -79,7 +79,7 @@ class WorkerRoom:
         """Whether a request waits there that does not fit. One that has run waits for a slot alone, which it lost to a
         more urgent one: in too little KV cache it would be preempted again."""
         head, fits = self.instance.head_tokens, self.free_tokens >= self.instance.head_tokens
-        return head > 0 and not (fits and self.slots >= 1) and (fits or self.preempted_tokens == 0)
+        return head > 0 and (self.slots < 1 if fits else self.preempted_tokens == 0)
 
     @property
     def lacking_tokens(self) -> float:

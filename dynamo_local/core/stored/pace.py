@@ -19,13 +19,14 @@ _KV_FULL = 0.85
 class Room:
     """A model as a frontend sees it. `people`: their requests, which run or wait. `waiting`: requests that wait at
     engines, of whichever class. `kv_usage`: the highest of a worker, 0 to 1. `slots`: requests that all engines run at
-    the same time."""
+    the same time. `frontends`: those that serve it."""
 
     workers: int
     slots: int
     people: int
     waiting: int
     kv_usage: float
+    frontends: int = 1
 
 
 def next_window(window: int, in_flight: int, room: Room, most: int) -> int:

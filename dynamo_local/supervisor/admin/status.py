@@ -10,7 +10,6 @@ import msgspec
 
 from dynamo_local.bus.probing import probe, speaks_plainly
 from dynamo_local.core.errors import BusError, NotRunningError, StateError, SupervisorError
-from dynamo_local.core.fleet.kv_ways import KvWays, ways_of_kv
 from dynamo_local.core.fleet.view import TTL_S, Change
 from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.core.names import (
@@ -22,6 +21,7 @@ from dynamo_local.core.names import (
     parse_revision,
     parse_watcher,
 )
+from dynamo_local.core.routing.kv_ways import KvWays, ways_of_kv
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.admin.connect import address_of, bus_of, state_of
 from dynamo_local.supervisor.circus.client import ACTIVE, CircusClient

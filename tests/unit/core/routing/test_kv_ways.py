@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dynamo_local.core.fleet.kv_ways import KvWays, ways_of_kv
 from dynamo_local.core.messages.presence import EngineInfo, Presence
+from dynamo_local.core.routing.kv_ways import KvWays, ways_of_kv
 
 
 def worker(name: str, machine: str, *, no_transfer: str | None = None, role: str = "decode") -> Presence:
