@@ -66,6 +66,22 @@ class TaskGuard:
                 listener(error)
 
 
+async def unless(happens: Coroutine[Any, Any, object], work: Coroutine[Any, Any, None]) -> bool:
+    """Do the work, and cancel it if the other thing happens first. Returns whether it was done. Raises what the work
+    raises."""
+    working, coming = asyncio.create_task(work), asyncio.create_task(happens)
+    try:
+        await asyncio.wait({working, coming}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+            return True
+        return False
+    finally:
+        for task in (working, coming):
+            task.cancel()
+        await asyncio.gather(working, coming, return_exceptions=True)
+
+
 async def take_in_thread(take: Callable[[], _T | None], let_go: Callable[[_T], None]) -> _T | None:
     """Take something in a thread. A task that is cancelled meanwhile lets go of what was taken."""
     taken: list[_T | None] = []

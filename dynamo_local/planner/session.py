@@ -31,7 +31,7 @@ from dynamo_local.supervisor.actuator.change_lock import hold_lock
 from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.admin.connect import bus_of
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
-from dynamo_local.tasks import TaskGuard
+from dynamo_local.tasks import TaskGuard, unless
 from state.devices.holding import held
 from state.locks import LockTimeoutError
 from state.paths import StatePaths
@@ -215,13 +215,8 @@ async def plan_by_hand(planning: PlannerSession, stop: asyncio.Event) -> None:
     """Run a planner beside the server until `stop` is set. Raises as `PlannerSession.run` does."""
     async with bus_of(planning.paths, "planner") as bus:
         tasks = TaskGuard()
-        told, failed = asyncio.create_task(stop.wait()), asyncio.create_task(tasks.failed())
         try:
             tasks.spawn("planner", planning.run(bus, tasks))
-            await asyncio.wait({told, failed}, return_when=asyncio.FIRST_COMPLETED)
-            if failed.done():
-                await failed
+            await unless(stop.wait(), tasks.failed())
         finally:
-            told.cancel()
-            failed.cancel()
             await tasks.close()

@@ -14,6 +14,9 @@ from ray.exceptions import RayError
 
 from dynamo_local.core.errors import SupervisorError, UsageError, one_line
 
+_ERRORS = (RayError, RuntimeError, ValueError, OSError)
+"""What Ray raises, and what the way to it does."""
+
 
 def join(namespace: str, address: str | None) -> None:
     """Make this process a driver of the cluster. Raises UsageError if there is none, or one of other versions."""
@@ -30,7 +33,7 @@ def join(namespace: str, address: str | None) -> None:
         ray.init(
             address=address or "auto", namespace=f"dynamo/{namespace}", log_to_driver=False, logging_level=logging.ERROR
         )
-    except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except _ERRORS as error:
         if "version mismatch" in str(error).lower():
             remedy = "install the same Ray and Python on all nodes"
             raise UsageError(one_line(error).rstrip("."), remedy) from error
@@ -61,5 +64,5 @@ def ray_errors(what: str) -> Iterator[None]:
     """Turn Ray's errors into SupervisorError. `what`: is attempted, in words."""
     try:
         yield
-    except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except _ERRORS as error:
         raise SupervisorError(f"Ray cannot {what}: {one_line(error)}", "see `ray status`") from error

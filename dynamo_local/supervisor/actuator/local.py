@@ -26,7 +26,7 @@ from dynamo_local.supervisor.circus.process_registry import StateRegistry
 from dynamo_local.supervisor.circus.silence import CircusSilence
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
 from dynamo_local.supervisor.places.books import Books
-from dynamo_local.supervisor.places.far import FarPlaces
+from dynamo_local.supervisor.places.far import places_of_graph
 from dynamo_local.supervisor.places.local import LocalPlaces
 from dynamo_local.supervisor.places.machine import CircusWatchers, MachineDevices
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, check_reachable
@@ -35,12 +35,6 @@ from dynamo_local.tasks import TaskGuard
 from state.devices.allocation import Inventory
 from state.paths import StatePaths
 from state.statefile.store import StateStore
-
-_NODES_ANSWER_S = 20.0
-"""For a question that the server asks its nodes in turn. It gives up sooner on each."""
-
-_NODE_STARTS_S = 120.0
-"""For an order that may start a node server first."""
 
 _CIRCUS_DEADLINE_S = 30.0
 """Long enough for a circusd that other programs starve, or that is being replaced."""
@@ -96,12 +90,6 @@ async def open_actuator(
                 clock=time.monotonic,
             )
             yield LocalActuator(ports, blueprint, ready_deadline_s, endpoint)
-
-
-def places_of_graph(bus: Bus, paths: StatePaths) -> FarPlaces:
-    """The places of a graph on a cluster, for which its server answers."""
-    subject = Subjects(paths.namespace).places
-    return FarPlaces(bus, subject, "the server", within_s=_NODES_ANSWER_S, slow_within_s=_NODE_STARTS_S)
 
 
 @asynccontextmanager

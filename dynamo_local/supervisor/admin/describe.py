@@ -17,10 +17,10 @@ from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load
 from dynamo_local.core.names import LOCAL_NODE, MACHINERY, endpoint_of, short_watcher
 from dynamo_local.sdk.config.resolved import ResolvedGraph
-from dynamo_local.supervisor.actuator.local import places_of_graph
 from dynamo_local.supervisor.admin.connect import bus_of
 from dynamo_local.supervisor.admin.requests import RequestLine, list_requests
 from dynamo_local.supervisor.admin.status import Row, list_watchers, presences
+from dynamo_local.supervisor.places.far import places_of_graph
 from dynamo_local.supervisor.server.reports.event_log import EventReader
 from dynamo_local.supervisor.server.reports.logs import tail
 from state.endpoints.board import read_board

@@ -6,15 +6,15 @@ import asyncio
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from dynamo_local.core.errors import BusError, NotRunningError, StateError, SupervisorError
-from dynamo_local.core.names import short_watcher
-from dynamo_local.supervisor.actuator.local import places_of_graph
-from dynamo_local.supervisor.admin.connect import bus_of
-from dynamo_local.supervisor.places.far import FarPlaces
+from dynamo_local.supervisor.server.reports.logs import selectors
 from state.paths import StatePaths
 from state.statefile.store import StateStore
+
+if TYPE_CHECKING:
+    from dynamo_local.supervisor.places.far import FarPlaces
 
 
 class FarLogs:
@@ -47,7 +47,7 @@ class FarLogs:
         return tuple(
             entry.watcher_name
             for entry in far
-            if selector is None or selector in {entry.watcher_name, entry.component, short_watcher(entry.watcher_name)}
+            if selector is None or selector in selectors(entry.watcher_name, entry.watcher)
         )
 
     def follower(self, watcher: str) -> FarFollower:
@@ -62,6 +62,10 @@ class FarLogs:
 
     async def _read(self, watcher: str, lines: int, after: int | None) -> tuple[tuple[str, ...], int]:
         if self._places is None:
+            # Here, since logs of this machine are read without the NATS client.
+            from dynamo_local.supervisor.admin.connect import bus_of
+            from dynamo_local.supervisor.places.far import places_of_graph
+
             bus = await self._stack.enter_async_context(bus_of(self._paths, "logs"))
             self._places = places_of_graph(bus, self._paths)
         part = await self._places.log(watcher, lines, after)

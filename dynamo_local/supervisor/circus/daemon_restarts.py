@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.messages.events import Event
@@ -23,6 +22,7 @@ from dynamo_local.supervisor.circus.takeover import CircusTakeover
 from dynamo_local.supervisor.server.reports.logs import CIRCUSD_LOG
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.upkeep.orphans import Orphans
+from dynamo_local.tasks import unless
 from state.files import system_errors
 from state.paths import Sockets, StatePaths
 
@@ -124,7 +124,7 @@ class CircusRestarts:
                 self._silence.ends()
                 self._report.step(f"another circusd runs and has {taken_over}")
 
-            await _unless_it_dies(circusd, take_over())
+            await unless(circusd.wait(), take_over())
 
     async def _stops(self, drain: Drain, circus: CircusClient, order: Sequence[Collection[str]]) -> bool:
         async def stop() -> None:
@@ -132,25 +132,10 @@ class CircusRestarts:
             await circus.quit()
 
         try:
-            return await _unless_it_dies(self._circusd, stop())
+            return await unless(self._circusd.wait(), stop())
         except SupervisorError as error:
             self._report.step(f"stopping in order failed: {error}")
             return False
 
     def _ended(self, how: str) -> SupervisorError:
         return SupervisorError(f"circusd {how}", f"its log is {self._files.log}")
-
-
-async def _unless_it_dies(circusd: CircusDaemon, work: Coroutine[Any, Any, None]) -> bool:
-    """Do the work, and cancel it if that circusd dies first. Returns whether it was done."""
-    working, dying = asyncio.create_task(work), asyncio.create_task(circusd.wait())
-    try:
-        await asyncio.wait({working, dying}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            await working
-            return True
-        return False
-    finally:
-        for task in (working, dying):
-            task.cancel()
-        await asyncio.gather(working, dying, return_exceptions=True)

@@ -50,8 +50,9 @@ class NodeOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def check_versions(self) -> None:
         """Raise ConfigError if this node has another version of a package than the head."""
+        installed = installed_versions()
         for package, expected in self.versions.items():
-            found = installed_versions().get(package)
+            found = installed.get(package)
             if found != expected:
                 raise ConfigError(
                     f"node {self.node} has {package} {found or 'not installed'}, and the head has {expected}",

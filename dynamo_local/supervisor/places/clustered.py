@@ -62,7 +62,7 @@ class ClusterPlaces:
         )
 
     async def places(self) -> Mapping[str, Place]:
-        state, nodes, slots = await self.books.read(), await self.cluster.nodes(), await self.slots.all()
+        state, nodes, slots = await self._seen()
         found = dict(await self.local.places())
         asked = self._asked(nodes, state, slots)
         found |= await self._servers.places(asked)
@@ -139,7 +139,11 @@ class ClusterPlaces:
             await self._give_back(watcher, node)
 
     async def statuses(self) -> Mapping[str, Status]:
-        state, nodes, slots = await self.books.read(), await self.cluster.nodes(), await self.slots.all()
+        return await self._statuses(*await self._seen())
+
+    async def _statuses(
+        self, state: State, nodes: Mapping[str, ClusterNode], slots: Mapping[str, Slot]
+    ) -> Mapping[str, Status]:
         local = await self.local.statuses()
         here = {name: c for name, c in local.items() if name not in slots and _node(state, name) in (None, LOCAL_NODE)}
         found: dict[str, Status] = dict(here)
@@ -179,8 +183,8 @@ class ClusterPlaces:
     async def lost(self) -> tuple[Component, ...]:
         """The claims on nodes whose processes are gone, and of which no change is under way, or one that cannot go on:
         a restart on a node that is dead."""
-        state = await self.books.read()
-        statuses, nodes = await self.statuses(), await self.cluster.nodes()
+        state, nodes, slots = await self._seen()
+        statuses = await self._statuses(state, nodes, slots)
         far = (entry for entry in state.components.values() if entry.holds and entry.node != LOCAL_NODE)
         gone = (entry for entry in far if entry.watcher_name not in statuses)
         return tuple(
@@ -192,10 +196,10 @@ class ClusterPlaces:
     async def silent(self) -> Mapping[str, bool]:
         """The nodes that the cluster takes for alive and that do not answer, each with whether one of its processes is
         heard."""
-        state, nodes, slots = await self.books.read(), await self.cluster.nodes(), await self.slots.all()
+        state, nodes, slots = await self._seen()
         asked = self._asked(nodes, state, slots)
         silent = asked - (await self._servers.places(asked)).keys()
-        return {node: await self._is_any_heard(node) for node in silent}
+        return {node: any(map(self.is_heard, _claimed_on(state, node))) for node in silent}
 
     async def device_count(self) -> float:
         """Number of devices on nodes that live that are free, or the graph's own."""
@@ -211,6 +215,10 @@ class ClusterPlaces:
         return unclaimed - self._prepared
 
     # What the cluster has, and the nodes of watchers.
+
+    async def _seen(self) -> tuple[State, Mapping[str, ClusterNode], Mapping[str, Slot]]:
+        """The books, the nodes, and what is reserved, read once for all that one question needs."""
+        return await self.books.read(), await self.cluster.nodes(), await self.slots.all()
 
     def _standing(self, state: State, slots: Mapping[str, Slot]) -> set[str]:
         """The nodes on which something of the graph is, or may be."""

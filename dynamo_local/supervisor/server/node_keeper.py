@@ -65,27 +65,23 @@ class NodeKeeper:
 
     async def keep(self) -> None:
         """Find reservations and processes that were lost, until cancelled."""
-        failure = ReportOnce(self.report)
-        while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            try:
-                await self.look()
-            except DynamoError as error:
-                failure.note(f"the nodes are not in order for now: {error}")
-            else:
-                failure.note("")
+        await self._repeat(self.look, "the nodes are not in order", lambda: True)
 
     async def keep_replacing(self) -> None:
         """Add the workers that are missing, until cancelled. Beside `keep`: a worker may start for minutes."""
+        await self._repeat(self.replace, "a worker that was lost is not replaced", lambda: not self._missing)
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]], what: str, is_over: Callable[[], bool]) -> None:
+        """Do the work again and again. Its failures are reported as `what`, until it succeeds and they are over."""
         failure = ReportOnce(self.report)
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             try:
-                await self.replace()
+                await work()
             except DynamoError as error:
-                failure.note(f"a worker that was lost is not replaced for now: {error}")
+                failure.note(f"{what} for now: {error}")
             else:
-                if not self._missing:
+                if is_over():
                     failure.note("")
 
     async def look(self) -> None:

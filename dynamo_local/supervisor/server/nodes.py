@@ -20,7 +20,7 @@ from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.node.order import NodeOrder, installed_versions
 from dynamo_local.supervisor.node.silence import beat_apart
 from dynamo_local.supervisor.places.books import Books
-from dynamo_local.supervisor.places.cluster import Cluster, ClusterNode, ClusterRecord
+from dynamo_local.supervisor.places.cluster import ClusterNode, ClusterRecord
 from dynamo_local.supervisor.places.clustered import ClusterPlaces
 from dynamo_local.supervisor.places.environments import connect
 from dynamo_local.supervisor.places.far import FarPlaces
@@ -66,7 +66,7 @@ class ServerNodes:
         """What goes on while the server drains."""
         self._beats: asyncio.Task[None] | None = None
         self._is_left = False
-        self._cluster: Cluster | None = None
+        self._slots: Slots | None = None
         self._places: ClusterPlaces | None = None
 
     async def connect(self, stack: AsyncExitStack, hurry: asyncio.Event) -> None:
@@ -75,19 +75,20 @@ class ServerNodes:
         Raises NamespaceBusyError if another server owns it, UsageError, SupervisorError.
         """
         launch = self._launch
-        self._cluster = cluster = await connect(launch.environment, launch.graph.namespace, launch.cluster_address)
+        cluster = await connect(launch.environment, launch.graph.namespace, launch.cluster_address)
         stack.push_async_callback(cluster.close)
         record = ClusterRecord(cluster)
         await self._ownership.confirm(record)
         stack.push_async_callback(self._let_go, record)
         self._kept.spawn("ownership", self._ownership.keep(record))
         self._tasks.spawn("ownership in the cluster", self._kept.failed())
-        await Slots(cluster, launch.graph.namespace).clear()
+        self._slots = Slots(cluster, launch.graph.namespace)
+        await self._slots.clear()
         stack.push_async_callback(self.end, hurry)
 
     async def start(self, bus: Bus, address: BusAddress, watch: FleetWatch) -> None:
         """Answer for all places, follow the fleet and the nodes. `address`: of the bus, for the nodes."""
-        assert self._cluster is not None, "connect first"
+        assert self._slots is not None, "connect first"
         machinery, launch = self._machinery, self._launch
         books, subjects = Books(machinery.store), Subjects(launch.graph.namespace)
         owner = (await books.read()).owner.pid
@@ -99,8 +100,8 @@ class ServerNodes:
             launch.paths.log_file,
         )
         self._places = places = ClusterPlaces(
-            self._cluster,
-            Slots(self._cluster, launch.graph.namespace),
+            self._slots.cluster,
+            self._slots,
             books,
             local,
             node=lambda name: FarPlaces(bus, subjects.node(name), f"node {name}", _ANSWERS_WITHIN_S),
@@ -158,11 +159,11 @@ class ServerNodes:
             await asyncio.wait({self._beats})
 
     async def _end_all(self) -> None:
-        assert self._cluster is not None
+        assert self._slots is not None
         try:
-            await self._ownership.confirm(ClusterRecord(self._cluster))
+            await self._ownership.confirm(ClusterRecord(self._slots.cluster))
             if self._places is None:
-                await Slots(self._cluster, self._launch.graph.namespace).clear()
+                await self._slots.clear()
             else:
                 await self._places.end_all()
         except DynamoError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from dynamo_local.bus.nats import Bus, BusAddress
@@ -17,13 +17,12 @@ from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.server import Server
 from dynamo_local.supervisor.server.settings import ServerSettings, StopRequest
 from dynamo_local.supervisor.upkeep.devices import DeviceHolds, secured
-from dynamo_local.tasks import TaskGuard
+from dynamo_local.tasks import TaskGuard, unless
 from state.endpoints.registry import forget
 from state.locks import ServerLock
 from state.statefile.reconcile import clear_leftovers
 
 _BUS_DEADLINE_S = 5.0
-_RELEASE_WITHIN_S = 2.0
 
 
 def serve(launch: Launch, settings: ServerSettings, report: Report, controller: Controller | None = None) -> None:
@@ -94,7 +93,7 @@ async def owned(
         # Without JetStream, or room in it, nothing is created that could be another one's, and who needs it says so.
         # The server tries again while it runs.
         with suppress(BusError):
-            await _until(stop.wanted, ownership.confirm(record))
+            await unless(stop.wanted.wait(), ownership.confirm(record))
         kept.spawn("ownership", ownership.keep(record))
         try:
             yield kept
@@ -104,19 +103,6 @@ async def owned(
                 await ownership.release(record)
     finally:
         await bus.close()
-
-
-async def _until(event: asyncio.Event, work: Coroutine[None, None, None]) -> None:
-    """Do the work, or cancel it when the event comes. Raises what the work raises."""
-    working, waiting = asyncio.create_task(work, name="check"), asyncio.create_task(event.wait(), name="stop")
-    try:
-        await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-    finally:
-        for task in (working, waiting):
-            task.cancel()
-        await asyncio.wait((working, waiting))
 
 
 def _on_signal(stop: StopRequest, report: Report, number: signal.Signals, *, is_ready: bool) -> None:

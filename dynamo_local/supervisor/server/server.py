@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.bus.owner_record import BusRecord
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.subjects import Subjects
@@ -152,8 +151,7 @@ class Server:
             await self._streams.create(bus)
             if self._launch.bus is None:
                 # Ends with the connections of this server, before its NATS does.
-                record = BusRecord(bus, self._launch.graph.namespace, in_memory=True)
-                self._tasks.spawn("ownership", self._ownership.keep(record))
+                self._tasks.spawn("ownership", self._ownership.keep(self._streams.record(bus)))
             subjects = Subjects(self._launch.graph.namespace)
             watch = FleetWatch(bus, subjects, everywhere=True)
             progress = Progress(

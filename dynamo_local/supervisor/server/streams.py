@@ -55,7 +55,7 @@ class ServerStreams:
         self._bus = bus
         await self._create_queue(bus, self._graph, self._subjects)
         try:
-            await self._ownership.confirm(self._record(bus))
+            await self._confirm(bus)
             await create_settings(bus, self._subjects)
         except BusError as error:
             self._report.step(f"settings cannot be changed while the server runs: {error}")
@@ -73,7 +73,7 @@ class ServerStreams:
         if subjects not in self._queues:
             return
         try:
-            await self._ownership.confirm(self._record(bus))
+            await self._confirm(bus)
             await delete_prefill_queue(bus, subjects)
         except (BusError, NamespaceBusyError) as error:
             self._report.step(f"the prefill queue of {revision} is left on the bus for now: {error}")
@@ -99,17 +99,22 @@ class ServerStreams:
             bus = await Bus.connect(address, name="supervisor", deadline_s=_CONNECT_WITHIN_S)
             try:
                 for subjects in self._queues:
-                    await self._ownership.confirm(self._record(bus))
+                    await self._confirm(bus)
                     await delete_prefill_queue(bus, subjects)
                 if self._has_settings:
-                    await self._ownership.confirm(self._record(bus))
+                    await self._confirm(bus)
                     await delete_settings(bus, self._subjects)
             finally:
                 await bus.close()
         except (BusError, NamespaceBusyError) as error:
             self._report.step(f"queue and settings are left on the bus: {error}")
 
-    def _record(self, bus: Bus) -> BusRecord:
+    async def _confirm(self, bus: Bus) -> None:
+        """Make sure to be the owner. Raises as `Ownership.confirm`."""
+        await self._ownership.confirm(self.record(bus))
+
+    def record(self, bus: Bus) -> BusRecord:
+        """The record of the namespace's owner."""
         # On disk, the record would be the first that a full disk closes, and what only the owner may do, such as to
         # make the queue anew, would wait for it for ever.
         return BusRecord(bus, self._subjects.namespace, in_memory=self._own_nats)
@@ -118,7 +123,7 @@ class ServerStreams:
         if not needs_queue(graph):
             return
         try:
-            await self._ownership.confirm(self._record(bus))
+            await self._confirm(bus)
             await create_prefill_queue(bus, subjects)
         except BusError as error:
             raise SupervisorError(f"no prefill queue: {error.cause}", error.remedy) from error
@@ -134,7 +139,7 @@ class ServerStreams:
                 await asyncio.sleep(_POLL_S)
             # It may have been deleted meanwhile, with the revision that it belongs to.
             if subjects in self._queues:
-                await self._ownership.confirm(self._record(bus))
+                await self._confirm(bus)
                 await create_prefill_queue(bus, subjects)
         except (BusError, NamespaceBusyError) as error:
             self._report.step(f"the prefill queue cannot be made anew: {error}")

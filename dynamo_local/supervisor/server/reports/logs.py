@@ -116,7 +116,7 @@ def select(directory: Path, selector: str | None) -> tuple[str, ...]:
     watchers = _watchers(directory)
     if selector is None:
         return tuple(name for name, watcher in watchers.items() if watcher.service not in {CIRCUSD_LOG, *MACHINERY})
-    chosen = tuple(name for name, watcher in watchers.items() if selector in _selectors(name, watcher))
+    chosen = tuple(name for name, watcher in watchers.items() if selector in selectors(name, watcher))
     if not chosen:
         listed = ", ".join(map(short_watcher, watchers)) or "none"
         raise NotRunningError(f"no log of {selector!r}", f"there are: {listed}")
@@ -153,7 +153,7 @@ def _watcher(name: str) -> Watcher | None:
         return None  # not a log of ours
 
 
-def _selectors(name: str, watcher: Watcher) -> set[str]:
+def selectors(name: str, watcher: Watcher) -> set[str]:
     """What selects the log of a watcher."""
     endpoint = {watcher.revision, endpoint_of(watcher.revision)} - {""}
     return {name, watcher.service, short_watcher(name), *endpoint}
