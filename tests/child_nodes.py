@@ -9,7 +9,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynamo_local.core.errors import SupervisorError
@@ -31,58 +30,36 @@ def pid_file(root: Path, node: str) -> Path:
     return node_root(root, node) / "node.pid"
 
 
-@dataclass
-class ChildNodes:
+class ChildNodes(MemoryCluster):
     """A file `dead` in a node's folder has the cluster declare it dead."""
 
-    sizes: Mapping[str, int]
-    root: Path
-    memory: MemoryCluster = field(init=False)
-    processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict, init=False)
-
-    def __post_init__(self) -> None:
-        self.memory = MemoryCluster(self.sizes, self._start, self._end)
+    def __init__(self, sizes: Mapping[str, int], root: Path) -> None:
+        super().__init__(sizes, self._start, self._end)
+        self.root = root
+        self.processes: dict[str, asyncio.subprocess.Process] = {}
 
     @classmethod
     async def connect(cls, namespace: str, address: str | None) -> ChildNodes:
         pairs = (pair.split("=") for pair in (address or "a=2,b=2").split(","))
         return cls({name: int(size) for name, size in pairs}, state_root(os.environ))
 
-    async def notes(self) -> Mapping[str, bytes]:
-        return await self.memory.notes()
-
-    async def add_note(self, name: str, data: bytes) -> bool:
-        return await self.memory.add_note(name, data)
-
-    async def remove_note(self, name: str) -> None:
-        await self.memory.remove_note(name)
-
     async def nodes(self) -> Mapping[str, ClusterNode]:
-        self.memory.dead = {node for node in self.sizes if (node_root(self.root, node) / "dead").exists()}
-        return await self.memory.nodes()
+        self.dead = {node for node in self.sizes if (node_root(self.root, node) / "dead").exists()}
+        return await super().nodes()
 
     async def reserve(self, name: str, need: Need) -> Slot:
         await self.nodes()
-        return await self.memory.reserve(name, need)
-
-    async def release(self, name: str) -> None:
-        await self.memory.release(name)
+        return await super().reserve(name, need)
 
     async def reservations(self) -> Mapping[str, Slot]:
         await self.nodes()
-        return await self.memory.reservations()
+        return await super().reservations()
 
     async def start_node(self, node: str, order: bytes) -> None:
         process = self.processes.get(node)
         if process is not None and process.returncode is not None:
-            self.memory.running.discard(node)
-        await self.memory.start_node(node, order)
-
-    async def end_node(self, node: str) -> None:
-        await self.memory.end_node(node)
-
-    async def close(self) -> None:
-        pass
+            self.running.discard(node)
+        await super().start_node(node, order)
 
     async def _start(self, node: str, order: bytes) -> None:
         folder = node_root(self.root, node)

@@ -11,7 +11,7 @@ from dynamo_local.supervisor.places.cluster import ClusterNode, Slot
 from dynamo_local.supervisor.places.port import Need
 
 
-async def _nothing(_: str) -> None:
+async def _nothing(*_: object) -> None:
     pass
 
 
@@ -20,7 +20,7 @@ class MemoryCluster:
     """`sizes`: devices by node. `start`, `end`: called for node servers that are not running, and those that are."""
 
     sizes: Mapping[str, int]
-    start: Callable[[str, bytes], Awaitable[None]]
+    start: Callable[[str, bytes], Awaitable[None]] = _nothing
     end: Callable[[str], Awaitable[None]] = _nothing
     dead: set[str] = field(default_factory=set)
     running: set[str] = field(default_factory=set)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+import httpx2
 import openai
 
 from benchmarks.harness.servers import ServerError
@@ -100,6 +101,19 @@ class PatientClient:
             except CUT_OFF:
                 pass
             await asyncio.sleep(AGAIN_S)
+
+    async def _created(self, create: Callable[[], Awaitable[_T]]) -> _T:
+        """Create something, and count the attempts that were cut off and may have begun."""
+
+        async def counted() -> _T:
+            try:
+                return await create()
+            except CUT_OFF as error:
+                # What nobody has accepted cannot have begun.
+                self.tally.unconfirmed += not isinstance(error.__cause__, httpx2.ConnectError)
+                raise
+
+        return await self._until(counted)
 
     async def _gone(self, delete: Callable[[], Awaitable[Any]]) -> None:
         """Delete what a server that was killed may have deleted already."""

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httpx2
-
 from benchmarks.batches.client import (
     ALL_WITHIN_S,
     BATCHES,
-    CUT_OFF,
     LOOK_EVERY_S,
     MODEL,
     PROMPTS,
@@ -69,18 +66,9 @@ class TaskWork(PatientClient):
 
     async def _ordered(self, api: Api, prompt: str) -> str:
         args = {key: value for key, value in self._body(api, prompt).items() if key != "model"}
-
-        async def order() -> str:
-            try:
-                made = await self._client.post(
-                    f"/async-tasks?model_endpoint_id={MODEL}", body={"args": args}, cast_to=dict[str, Any]
-                )
-            except CUT_OFF as error:
-                self.tally.unconfirmed += not isinstance(error.__cause__, httpx2.ConnectError)
-                raise
-            return str(made["task_id"])
-
-        return await self._until(order)
+        path = f"/async-tasks?model_endpoint_id={MODEL}"
+        made = await self._created(lambda: self._client.post(path, body={"args": args}, cast_to=dict[str, Any]))
+        return str(made["task_id"])
 
     async def _task(self, name: str, api: Api, prompt: str) -> None:
         path = f"/async-tasks/{name}"

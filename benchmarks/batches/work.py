@@ -86,24 +86,17 @@ class Work(PatientClient):
         await self._gone(lambda: self._client.responses.delete(name))
 
     async def _create(self, prompt: str) -> str:
-        while True:
-            try:
-                made = await self._client.responses.create(
-                    model=MODEL,
-                    input=prompt,
-                    background=True,
-                    max_output_tokens=self._tokens,
-                    temperature=0,
-                    extra_body={"ignore_eos": True},
-                )
-            except CUT_OFF as error:
-                # What nobody has accepted cannot have begun.
-                self.tally.unconfirmed += not isinstance(error.__cause__, httpx2.ConnectError)
-            except openai.APIStatusError as error:
-                check_again(error)
-            else:
-                return made.id
-            await asyncio.sleep(AGAIN_S)
+        made = await self._created(
+            lambda: self._client.responses.create(
+                model=MODEL,
+                input=prompt,
+                background=True,
+                max_output_tokens=self._tokens,
+                temperature=0,
+                extra_body={"ignore_eos": True},
+            )
+        )
+        return made.id
 
     async def _followed(self, name: str) -> str:
         """Follow the events of an answer, however often the connection ends."""

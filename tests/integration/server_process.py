@@ -51,7 +51,7 @@ class ServerProcess:
         if not driver_present():
             # Servers of other tests, and of others, may be on the same cores.
             environ.setdefault(CPU_SLOTS_VARIABLE, str(len(usable_cores())))
-        for name in ("NATS_SERVER", "NATS_TOKEN", "DYN_NAMESPACE"):
+        for name in ("NATS_SERVER", "NATS_TOKEN", "NATS_CA", "DYN_NAMESPACE"):
             environ.pop(name, None)
         environ[PARENT_PID_ENV] = str(os.getpid())
         self.environ: Mapping[str, str] = environ

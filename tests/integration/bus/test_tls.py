@@ -19,6 +19,8 @@ from dynamo_local.supervisor.server.certificate import make_certificate
 from dynamo_local.supervisor.server.nats_server import NatsServer
 from tests.integration.nats_process import NatsProcess
 
+pytestmark = pytest.mark.integration
+
 HOST = "127.0.0.2"
 DEADLINE_S = 60.0
 

@@ -91,7 +91,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def environ(tmp_path: Path) -> Mapping[str, str]:
-    hidden = ("DYN_NAMESPACE", "DYN_API_KEY", "OPENAI_API_KEY", "NATS_SERVER", "NATS_TOKEN")
+    hidden = ("DYN_NAMESPACE", "DYN_API_KEY", "OPENAI_API_KEY", "NATS_SERVER", "NATS_TOKEN", "NATS_CA")
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
     return {**kept, "DYN_LOCAL_STATE_DIR": str(tmp_path / "state"), "DYN_CPU_SLOTS": "2", "TERM": "xterm"}
 

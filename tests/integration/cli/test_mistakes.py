@@ -258,7 +258,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     for name, data in FILES.items():
         (folder / name).write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("NATS_SERVER", "NATS_TOKEN", "DYN_NAMESPACE", "OPENAI_BASE_URL"):
+        for name in ("NATS_SERVER", "NATS_TOKEN", "NATS_CA", "DYN_NAMESPACE", "OPENAI_BASE_URL"):
             patch.delenv(name, raising=False)
         patch.setenv("DYN_CPU_SLOTS", "2")
         patch.syspath_prepend(str(folder))

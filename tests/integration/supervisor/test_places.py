@@ -57,7 +57,6 @@ class CircusSite:
         watchers = CircusWatchers(circus, specs, StateRegistry(store).pid_of, RecordingReport())
         self._log = paths.log_file
         self._circusd = circusd
-        self._began: dict[str, set[int]] = {}
         self.books = Books(store)
         inventory = cpu_slots(range(devices), devices)
         self.places: LocalPlaces = LocalPlaces(self.books, inventory, NobodyElse(), watchers, self._log)

@@ -39,7 +39,7 @@ class Cli:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("NATS_SERVER", "NATS_TOKEN", "DYN_NAMESPACE"):
+    for name in ("NATS_SERVER", "NATS_TOKEN", "NATS_CA", "DYN_NAMESPACE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DYN_CPU_SLOTS", "2")
     monkeypatch.setenv("DYN_LOCAL_STATE_DIR", str(tmp_path / "state"))

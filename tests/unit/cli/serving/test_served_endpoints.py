@@ -24,7 +24,7 @@ DryRun = Callable[..., dict[str, Any]]
 
 @pytest.fixture(autouse=True)
 def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StatePaths:
-    for name in ("NATS_SERVER", "NATS_TOKEN", "DYN_NAMESPACE"):
+    for name in ("NATS_SERVER", "NATS_TOKEN", "NATS_CA", "DYN_NAMESPACE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DYN_CPU_SLOTS", "3")
     monkeypatch.setenv("DYN_LOCAL_STATE_DIR", str(tmp_path / "state"))

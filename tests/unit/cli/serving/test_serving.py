@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working folder, four CPU slots, and a state folder that is not made yet."""
-    for name in ("NATS_SERVER", "NATS_TOKEN", "DYN_NAMESPACE", "VLLM_CPU_KVCACHE_SPACE"):
+    for name in ("NATS_SERVER", "NATS_TOKEN", "NATS_CA", "DYN_NAMESPACE", "VLLM_CPU_KVCACHE_SPACE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DYN_CPU_SLOTS", "4")
     monkeypatch.setenv("DYN_LOCAL_CACHE_DIR", str(model.parent.parent))

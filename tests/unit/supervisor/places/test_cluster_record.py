@@ -27,12 +27,8 @@ class SlowCluster(MemoryCluster):
         return found
 
 
-async def _start(node: str, order: bytes) -> None:
-    pass
-
-
 def cluster() -> SlowCluster:
-    return SlowCluster({}, _start)
+    return SlowCluster({})
 
 
 async def test_each_change_replaces_one_revision() -> None:

@@ -20,10 +20,7 @@ class SilentCluster(MemoryCluster):
 
 
 async def test_node_servers_are_ended_although_nobody_knows_what_is_reserved() -> None:
-    async def start(node: str, order: bytes) -> None:
-        pass
-
-    cluster = SilentCluster({"a": 1, "b": 1}, start)
+    cluster = SilentCluster({"a": 1, "b": 1})
     cluster.running |= {"a", "b"}
     with pytest.raises(SupervisorError, match="it does not answer"):
         await Slots(cluster, "far").clear({"a"})

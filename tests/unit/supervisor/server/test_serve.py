@@ -43,10 +43,7 @@ async def test_the_namespace_is_kept_from_before_the_first_step_until_after_the_
     async def connect(*_: object, **__: object) -> ClosedBus:
         return ClosedBus()
 
-    async def start(node: str, order: bytes) -> None:
-        pass
-
-    record = ClusterRecord(MemoryCluster({}, start))
+    record = ClusterRecord(MemoryCluster({}))
 
     def record_of(*_: Any) -> ClusterRecord:
         return record

@@ -43,14 +43,10 @@ class Connected(MemoryCluster):
         await super().end_node(node)
 
 
-async def _start(node: str, order: bytes) -> None:
-    pass
-
-
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Connected:
     """Something of the namespace runs there."""
-    cluster = Connected({"a": 2}, _start)
+    cluster = Connected({"a": 2})
     cluster.ending = asyncio.Event()
     cluster.ending.set()
     cluster.running.add("a")
