@@ -46,6 +46,7 @@ from components.vllm import PRELOAD
 from components.workers import PrefillWorker, VllmWorker
 from dynamo_local.bus.events import publish_event
 from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.core.addresses import host_in_url
 from dynamo_local.core.errors import PortInUseError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE
 from dynamo_local.core.http.asgi import App
@@ -280,7 +281,7 @@ def api_listener() -> socket.socket:
 
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http://{host_in_url(host)}:{port}"
 
 
 async def _until_stopped(serving: asyncio.Task[None], is_draining: Any) -> None:

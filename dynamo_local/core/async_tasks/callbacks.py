@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from dynamo_local.core.addresses import host_in_url
 from dynamo_local.core.async_tasks.records import Call, Task
 from dynamo_local.core.errors import ConfigError
 
@@ -87,8 +88,7 @@ class Target(NamedTuple):
     @property
     def origin(self) -> str:
         """Scheme, host and port."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}"
+        return f"{'https' if self.is_tls else 'http'}://{host_in_url(self.host)}:{self.port}"
 
 
 def target_of(url: str) -> Target:

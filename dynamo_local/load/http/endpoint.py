@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from dynamo_local.core.addresses import host_in_url
 from dynamo_local.core.errors import UsageError
 from dynamo_local.load.errors import ExchangeError, LoadError
 from dynamo_local.load.http.answers import refusal
@@ -38,18 +39,16 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}{self.path}"
+        return f"{'https' if self.is_tls else 'http'}://{host_in_url(self.host)}:{self.port}{self.path}"
 
     def connections(self) -> Connections:
         return Connections(self.host, self.port, ssl.create_default_context() if self.is_tls else None)
 
     def request(self, method: str, path: str, body: bytes = b"", headers: Sequence[str] = ()) -> bytes:
         """Return the bytes of a request. `headers`: further ones, as lines."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
         lines = [
             f"{method} {self.path}{path} HTTP/1.1",
-            f"Host: {host}:{self.port}",
+            f"Host: {host_in_url(self.host)}:{self.port}",
             "User-Agent: dynamo-local",
             "Accept: */*",
             *headers,

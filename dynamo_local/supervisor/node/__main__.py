@@ -16,9 +16,10 @@ from pathlib import Path
 
 from dynamo_local.core.errors import DynamoError, one_line
 from dynamo_local.process.ancestry import die_as_environment_says
+from dynamo_local.supervisor.node.agent import without_cluster
 from dynamo_local.supervisor.node.folders import remove_left
 from dynamo_local.supervisor.node.order import MOST_BYTES, NodeOrder
-from dynamo_local.supervisor.node.plans import forkserver_of, without_cluster
+from dynamo_local.supervisor.node.plans import forkserver_of
 from dynamo_local.supervisor.node.server import NodeServer
 from dynamo_local.supervisor.server.launch.plan import HttpAddress, revision_templates
 from dynamo_local.supervisor.server.launch.prepare import Launch

@@ -15,7 +15,7 @@ from dynamo_local.process.ancestry import PARENT_PID_ENV
 SERVER_WITHIN_S = 60.0
 """For a node server to be ready, and to end with its workers. It is killed then."""
 
-_DROPPED = ("RAY_", "OMP_", "CUDA_")
+_CLUSTERS = ("RAY_", "OMP_", "CUDA_VISIBLE_")
 """What Ray sets for its own workers: it would hide all GPUs, and bind all threads to one core."""
 
 
@@ -89,9 +89,14 @@ class NodeAgent:
 
 
 def child_environment(environ: Mapping[str, str], paths: Iterable[str]) -> dict[str, str]:
-    """The environment of a node server: this process's, without what is Ray's, and with the folders in `paths` from
-    which this process imports beyond its installation, such as the working directory of a job."""
-    kept = {name: value for name, value in environ.items() if not name.startswith(_DROPPED)}
+    """The environment of a node server: this process's, without what is the cluster's, and with the folders in `paths`
+    from which this process imports beyond its installation, such as the working directory of a job."""
     installed = (sys.prefix, sys.base_prefix)
     own = [path for path in paths if path and not path.startswith(installed) and Path(path).is_dir()]
-    return kept | ({"PYTHONPATH": os.pathsep.join(dict.fromkeys(own))} if own else {})
+    return without_cluster(environ) | ({"PYTHONPATH": os.pathsep.join(dict.fromkeys(own))} if own else {})
+
+
+def without_cluster(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what a cluster sets for the process that starts a node server: a worker's devices and
+    threads are this server's to choose."""
+    return {name: value for name, value in environ.items() if not name.startswith(_CLUSTERS)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,9 +62,3 @@ def forkserver_of(graph: ResolvedGraph, inventory: Inventory, root: Path) -> Wat
     """Plan the fork server of a node: for the graph's workers alone."""
     workers = {service.name for service in graph.services if service.role in ENGINE_ROLES}
     return plan_forkserver(graph, inventory, root, workers)
-
-
-def without_cluster(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what a cluster sets for the process that starts a node server: a worker's devices and
-    threads are this server's to choose."""
-    return {name: value for name, value in environ.items() if not name.startswith(("RAY_", "OMP_", "CUDA_VISIBLE_"))}

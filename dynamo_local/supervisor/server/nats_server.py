@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dynamo_local.bus.nats import BusAddress
+from dynamo_local.core.addresses import host_in_url
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.watchers import WatcherSpec
@@ -120,9 +121,8 @@ class NatsServer:
 
     @property
     def address(self) -> BusAddress:
-        host = f"[{self.host}]" if ":" in self.host else self.host
         scheme, ca = ("nats", None) if self.certificate is None else ("tls", self.certificate.authority)
-        return BusAddress(f"{scheme}://{host}:{self.port}", self.login.token, self.login.user, ca)
+        return BusAddress(f"{scheme}://{host_in_url(self.host)}:{self.port}", self.login.token, self.login.user, ca)
 
     def listens(self, pid: int) -> bool:
         """Whether the NATS process of this pid listens, or has listened."""

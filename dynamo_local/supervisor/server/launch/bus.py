@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from dynamo_local.bus.address import BusAddress
+from dynamo_local.core.addresses import host_in_url
 from dynamo_local.core.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
@@ -99,8 +100,7 @@ def _one(url: str) -> tuple[str, str | None]:
     if parts.scheme not in ("nats", "tls") or not parts.hostname:
         raise UsageError("not an address of a NATS server", _EXPECTED)
     if parts.username and parts.password is None:
-        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        return f"{parts.scheme}://{host}:{port}", unquote(parts.username)
+        return f"{parts.scheme}://{host_in_url(parts.hostname)}:{port}", unquote(parts.username)
     return full, None
 
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from dynamo_local.core.addresses import host_in_url
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE
 from dynamo_local.core.names import (
@@ -53,8 +54,7 @@ class HttpAddress:
 
     @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"http://{host_in_url(self.host)}:{self.port}"
 
 
 def service_templates(graph: ResolvedGraph, state_root: Path, http: HttpAddress) -> tuple[ServiceTemplate, ...]:

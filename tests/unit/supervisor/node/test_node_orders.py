@@ -12,8 +12,9 @@ from dynamo_local.core.errors import ConfigError, DecodeError, UsageError
 from dynamo_local.core.messages.places import HeadBeat
 from dynamo_local.core.names import Watcher
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.supervisor.node.agent import without_cluster
 from dynamo_local.supervisor.node.order import NodeOrder, installed_versions
-from dynamo_local.supervisor.node.plans import NodePlans, without_cluster
+from dynamo_local.supervisor.node.plans import NodePlans
 from dynamo_local.supervisor.node.silence import REPLACED_S, HeadSilence, ended
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
 from dynamo_local.supervisor.server.launch.plan import revision_templates
