@@ -25,7 +25,7 @@ from benchmarks.machine import first_hour, first_touches, idle, neighbour, parki
 from benchmarks.migration import migration, rebalance
 from benchmarks.planner import planner
 from benchmarks.routing import routing
-from benchmarks.scale import fleet
+from benchmarks.scale import environments, fleet, raylets
 from dynamo_local.core.errors import DynamoError
 
 
@@ -73,6 +73,8 @@ BENCHMARKS = {
     "keys": Benchmark(keys.SUMMARY, keys.add_arguments, keys.run),
     "routing": Benchmark(routing.SUMMARY, routing.add_arguments, routing.run),
     "fleet": Benchmark(fleet.SUMMARY, fleet.add_arguments, fleet.run),
+    "environments": Benchmark(environments.SUMMARY, environments.add_arguments, environments.run),
+    "raylets": Benchmark(raylets.SUMMARY, raylets.add_arguments, raylets.run),
     "sessions": Benchmark(sessions.SUMMARY, sessions.add_arguments, sessions.run),
 }
 

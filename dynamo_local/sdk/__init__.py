@@ -18,7 +18,6 @@ of service clients. It starts no process and opens no connection: see supervisor
 from __future__ import annotations
 
 from dynamo_local.sdk.client import Call, ServiceClient
-from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.schema import ConfigSchema, KeySpec, SchemaTable, combine, schema_of
 from dynamo_local.sdk.graph import Graph, load_graph
 from dynamo_local.sdk.service import (
@@ -53,7 +52,6 @@ __all__ = [
     "depends",
     "endpoint",
     "load_graph",
-    "resolve",
     "schema_of",
     "service",
     "spec_of",

@@ -15,7 +15,7 @@ from dynamo_local.sdk.config.redaction import redact, shown
 if TYPE_CHECKING:
     from dynamo_local.core.endpoints.spec import EndpointSpec
     from dynamo_local.sdk.config.resolved import ResolvedService
-    from dynamo_local.supervisor.server.launch.prepare import Launch
+    from dynamo_local.supervisor.server.launch.launch import Launch
     from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 
 _OF_ENDPOINTS = ("ENDPOINT", "MODEL", "WORKERS", "DEVICES EACH", "ARGUMENTS")

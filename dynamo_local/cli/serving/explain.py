@@ -10,7 +10,7 @@ import msgspec
 from dynamo_local.cli.output.console import table
 from dynamo_local.cli.serving.choosing import Decided
 from dynamo_local.core.sizing.machine import size
-from dynamo_local.supervisor.server.launch.prepare import Launch
+from dynamo_local.supervisor.server.launch.launch import Launch
 
 
 def as_json(model: str, launch: Launch, decided: Sequence[Decided]) -> str:

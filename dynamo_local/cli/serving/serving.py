@@ -26,10 +26,11 @@ from dynamo_local.engine.vllm.command_line import CommandLine
 from dynamo_local.sdk.config.flags import Flag
 from dynamo_local.supervisor.endpoints.start import endpoint_controller
 from dynamo_local.supervisor.places.environments import LOCAL
+from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.listening import claim_address
 from dynamo_local.supervisor.server.launch.machine_room import check_room
 from dynamo_local.supervisor.server.launch.plan import HttpAddress
-from dynamo_local.supervisor.server.launch.prepare import Launch, ServeRequest, prepare, registry_of
+from dynamo_local.supervisor.server.launch.prepare import ServeRequest, prepare, registry_of
 from dynamo_local.supervisor.server.serve import serve
 from dynamo_local.supervisor.upkeep.devices import beside
 from state.devices.holding import held_elsewhere

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import TypeVar
@@ -20,6 +19,7 @@ from dynamo_local.core.messages.admin import (
     RequestsAnswer,
 )
 from dynamo_local.core.names import endpoint_of, select_watcher, short_watcher
+from dynamo_local.core.request.told import told_id
 from dynamo_local.supervisor.admin.connect import bus_of
 from dynamo_local.supervisor.admin.frontends import AskedFrontends, Scope, look
 from dynamo_local.supervisor.admin.scopes import shown_model
@@ -29,10 +29,6 @@ from state.paths import StatePaths
 _K = TypeVar("_K")
 
 _ALL = 2**31
-
-_ID = re.compile(r"(?:\d+_)?(?P<told>cmpl-.*(?=-\d+-)|(?!cmpl-).*)(?:-\d+)?-[0-9a-f]{8}")
-"""A request id as vLLM's OpenAI server makes it. `told` is the part that the client knows; each choice and each prompt
-of a client's request has an id of its own."""
 
 
 class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,12 +188,6 @@ def meant_by(request: str, owned: Mapping[_K, Sequence[RequestRow]]) -> dict[_K,
     if len(told) > 1:
         raise UsageError(f"{request!r} means {len(told)} requests", f"it may be {told[0]} or {told[1]}")
     return {owner: ids for owner, ids in meant.items() if ids}
-
-
-def told_id(request_id: str) -> str:
-    """The part of a request id that the client knows."""
-    match = _ID.fullmatch(request_id)
-    return request_id if match is None else match["told"]
 
 
 def _line(row: RequestRow, frontend: str, revision: str, names: Mapping[str, str]) -> RequestLine:

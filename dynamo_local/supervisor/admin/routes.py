@@ -10,11 +10,11 @@ from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import ROUTER_ROLE
 from dynamo_local.core.messages.routes import RouteRow, RoutesAnswer, RoutesQuestion, WeighedWorker
 from dynamo_local.core.names import endpoint_of, short_watcher
+from dynamo_local.core.request.told import told_id
 from dynamo_local.core.routing.explanation import why
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.admin.connect import ask, bus_of
 from dynamo_local.supervisor.admin.frontends import look
-from dynamo_local.supervisor.admin.requests import told_id
 from state.paths import StatePaths
 
 _ANSWER_WITHIN_S = 5.0

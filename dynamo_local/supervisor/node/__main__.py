@@ -21,10 +21,9 @@ from dynamo_local.supervisor.node.folders import remove_left
 from dynamo_local.supervisor.node.order import MOST_BYTES, NodeOrder
 from dynamo_local.supervisor.node.plans import forkserver_of
 from dynamo_local.supervisor.node.server import NodeServer
+from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.plan import HttpAddress, revision_templates
-from dynamo_local.supervisor.server.launch.prepare import Launch
-from dynamo_local.supervisor.server.serve import handled_signals
-from dynamo_local.supervisor.server.settings import StopRequest
+from dynamo_local.supervisor.server.settings import StopRequest, handled_signals
 from dynamo_local.supervisor.upkeep.devices import DeviceHolds
 from state.devices.inventory import probe
 from state.locks import ServerLock

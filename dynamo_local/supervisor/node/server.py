@@ -20,8 +20,8 @@ from dynamo_local.supervisor.places.books import Books
 from dynamo_local.supervisor.places.local import LocalPlaces
 from dynamo_local.supervisor.places.machine import CircusWatchers, HeldDevices
 from dynamo_local.supervisor.places.service import PlacesService
+from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.plan import stop_order
-from dynamo_local.supervisor.server.launch.prepare import Launch
 from dynamo_local.supervisor.server.machinery import Machinery
 from dynamo_local.supervisor.server.nats_server import write_bus_address
 from dynamo_local.supervisor.server.reports.report import Report

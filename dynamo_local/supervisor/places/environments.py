@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.supervisor.places.cluster import Cluster
+
+if TYPE_CHECKING:
+    from dynamo_local.supervisor.places.cluster import Cluster
 
 LOCAL = "local"
 """This machine: no cluster."""

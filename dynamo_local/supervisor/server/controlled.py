@@ -10,7 +10,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
-from dynamo_local.supervisor.server.launch.prepare import Launch
+from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.settings import ServerSettings
 from dynamo_local.supervisor.server.streams import ServerStreams

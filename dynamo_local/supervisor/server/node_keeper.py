@@ -16,6 +16,9 @@ from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from state.statefile.model import Component
 
 _LOOK_EVERY_S = 1.0
+_LOOK_FOR_ROOM_EVERY_S = 0.25
+"""While a worker that was lost is missing: a node that joins is counted at once."""
+
 _SILENT_LOOKS = 3
 """A node server that is silent at so many looks, of whose workers nothing is heard either, is ended by the cluster."""
 
@@ -65,17 +68,20 @@ class NodeKeeper:
 
     async def keep(self) -> None:
         """Find reservations and processes that were lost, until cancelled."""
-        await self._repeat(self.look, "the nodes are not in order", lambda: True)
+        await self._repeat(self.look, _LOOK_EVERY_S, "the nodes are not in order", lambda: True)
 
     async def keep_replacing(self) -> None:
         """Add the workers that are missing, until cancelled. Beside `keep`: a worker may start for minutes."""
-        await self._repeat(self.replace, "a worker that was lost is not replaced", lambda: not self._missing)
+        what = "a worker that was lost is not replaced"
+        await self._repeat(self.replace, _LOOK_FOR_ROOM_EVERY_S, what, lambda: not self._missing)
 
-    async def _repeat(self, work: Callable[[], Awaitable[None]], what: str, is_over: Callable[[], bool]) -> None:
+    async def _repeat(
+        self, work: Callable[[], Awaitable[None]], every_s: float, what: str, is_over: Callable[[], bool]
+    ) -> None:
         """Do the work again and again. Its failures are reported as `what`, until it succeeds and they are over."""
         failure = ReportOnce(self.report)
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(every_s)
             try:
                 await work()
             except DynamoError as error:
@@ -87,9 +93,7 @@ class NodeKeeper:
     async def look(self) -> None:
         """Look once. Raises SupervisorError if something cannot be put in order; the next look tries again."""
         places = self.places
-        self._devices, before = await self.count_devices(), self._devices
-        if self._devices > before:
-            self._delay_s = 0.0
+        await self._count_devices()
         for node in self._hanging(await places.silent()):
             self.report.step(f"node {node} does not answer: its node server is ended")
             await places.give_up(node)
@@ -110,6 +114,8 @@ class NodeKeeper:
     async def replace(self) -> None:
         """Add the workers that are missing, at once when there are more devices, else less and less often. Raises
         SupervisorError if that fails, as it does while there is no room."""
+        if self._missing:
+            await self._count_devices()
         while self._missing and self.clock() >= self._tried_at + self._delay_s:
             self._tried_at = self.clock()
             self._delay_s = min(_RETRY_MAX_S, max(_LOOK_EVERY_S, 2 * self._delay_s))
@@ -121,6 +127,11 @@ class NodeKeeper:
                 self._count(change.component, 1)
             finally:
                 self._adding = None
+            self._delay_s = 0.0
+
+    async def _count_devices(self) -> None:
+        self._devices, before = await self.count_devices(), self._devices
+        if self._devices > before:
             self._delay_s = 0.0
 
     async def _released_already(self, entries: Mapping[str, Component]) -> list[Component]:

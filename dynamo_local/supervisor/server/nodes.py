@@ -29,7 +29,7 @@ from dynamo_local.supervisor.places.machine import CircusWatchers, MachineDevice
 from dynamo_local.supervisor.places.mirror import PresenceMirror
 from dynamo_local.supervisor.places.service import PlacesService
 from dynamo_local.supervisor.places.slots import Slots
-from dynamo_local.supervisor.server.launch.prepare import Launch
+from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.machinery import Machinery
 from dynamo_local.supervisor.server.node_keeper import NodeKeeper
 from dynamo_local.supervisor.server.ownership import Ownership, owner_at

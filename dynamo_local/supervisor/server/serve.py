@@ -11,11 +11,11 @@ from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.owner_record import BusRecord
 from dynamo_local.core.errors import BusError
 from dynamo_local.supervisor.server.controlled import Controller
-from dynamo_local.supervisor.server.launch.prepare import Launch
+from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.ownership import Ownership, owner_at
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.server import Server
-from dynamo_local.supervisor.server.settings import ServerSettings, StopRequest
+from dynamo_local.supervisor.server.settings import ServerSettings, StopRequest, handled_signals
 from dynamo_local.supervisor.upkeep.devices import DeviceHolds, secured
 from dynamo_local.tasks import TaskGuard, unless
 from state.endpoints.registry import forget
@@ -66,12 +66,6 @@ async def _serve(launch: Launch, settings: ServerSettings, report: Report, contr
                 await server.run(stop)
     report.step("stopped")
     return interrupted
-
-
-def handled_signals() -> tuple[signal.Signals, ...]:
-    """Signals that end the server. SIGHUP is not among them where it is ignored already, as by nohup."""
-    hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
-    return (signal.SIGINT, signal.SIGTERM, *hangup)
 
 
 @asynccontextmanager

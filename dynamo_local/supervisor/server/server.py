@@ -15,9 +15,9 @@ from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.listener import ListenerHolder, bind
 from dynamo_local.supervisor.actuator.reconciler import Reconciler
 from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
+from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.listening import answers
 from dynamo_local.supervisor.server.launch.plan import hands_over, plan_bus, stop_order
-from dynamo_local.supervisor.server.launch.prepare import Launch
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.supervisor.server.machinery import Machinery
 from dynamo_local.supervisor.server.nats_server import NatsServer, bring_up, write_bus_address

@@ -1,8 +1,9 @@
-"""Deadlines of a server, and the request to stop it."""
+"""Deadlines of a server, the request to stop it, and the signals that make one."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from dataclasses import dataclass, field
 
 from dynamo_local.core.endpoints.turns.contenders import TURN_S
@@ -38,3 +39,9 @@ class StopRequest:
 
     wanted: asyncio.Event = field(default_factory=asyncio.Event)
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def handled_signals() -> tuple[signal.Signals, ...]:
+    """Signals that end the server. SIGHUP is not among them where it is ignored already, as by nohup."""
+    hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    return (signal.SIGINT, signal.SIGTERM, *hangup)

@@ -41,7 +41,7 @@ from state.statefile.store import StateStore
 
 if TYPE_CHECKING:
     # For types alone: commands such as `dynamo ps` import this module, and need none of what a start imports.
-    from dynamo_local.supervisor.server.launch.prepare import Launch
+    from dynamo_local.supervisor.server.launch.launch import Launch
 
 _EVERY_S = 1.0
 _ANSWER_WITHIN_S = 5.0

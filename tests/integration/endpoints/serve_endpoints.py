@@ -19,8 +19,9 @@ from dynamo_local.sdk.graph import Graph
 from dynamo_local.supervisor.endpoints.machine_facts import MachineFacts
 from dynamo_local.supervisor.endpoints.revisions.launch import MakeTools, ModelTools
 from dynamo_local.supervisor.endpoints.start import endpoint_controller
+from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.plan import HttpAddress, plan_services, service_templates
-from dynamo_local.supervisor.server.launch.prepare import Chosen, Launch
+from dynamo_local.supervisor.server.launch.prepare import Chosen
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.settings import ServerSettings
 from state.devices.allocation import Inventory, cpu_slots

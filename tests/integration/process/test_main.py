@@ -23,7 +23,8 @@ from dynamo_local.bus.rpc.client import CallClient
 from dynamo_local.core.messages.presence import LeaseRevoked, Presence, ProcessState
 from dynamo_local.core.names import Watcher
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.sdk import load_graph, resolve
+from dynamo_local.sdk import load_graph
+from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from examples.hello_world.hello_world import Frontend
 from state.paths import STATE_DIR_VARIABLE, StatePaths

@@ -8,7 +8,7 @@ from dynamo_local.cli.main import INTERRUPTED
 from dynamo_local.cli.output.console import Console
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.supervisor.server.controlled import Controller
-from dynamo_local.supervisor.server.launch.prepare import Launch
+from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.serve import serve
 from dynamo_local.supervisor.server.settings import ServerSettings
 

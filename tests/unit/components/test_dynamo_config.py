@@ -10,7 +10,8 @@ import pytest
 
 from components.dynamo_config import from_dynamo
 from dynamo_local.core.errors import ConfigError
-from dynamo_local.sdk import load_graph, resolve
+from dynamo_local.sdk import load_graph
+from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 
 MODEL = "some/model"

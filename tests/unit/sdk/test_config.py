@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from dynamo_local.core.errors import ConfigError
-from dynamo_local.sdk import Graph, load_graph, resolve
+from dynamo_local.sdk import Graph, load_graph
+from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.sdk.graph import build_graph
 from tests.unit.sdk.graphs.roles import Boss, Front, Helper, Worker

@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynamo_local.sdk import load_graph, resolve
+from dynamo_local.sdk import load_graph
+from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.sections import merge
 from dynamo_local.sdk.config.yaml_source import parse_yaml
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.errors import ConfigError, DecodeError, GraphError
-from dynamo_local.sdk import KeySpec, SchemaTable, combine, resolve, schema_of, service
+from dynamo_local.sdk import KeySpec, SchemaTable, combine, schema_of, service
+from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.schema import build_settings, coerce
 from dynamo_local.sdk.graph import build_graph
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dynamo_local.core.errors import ConfigError
-from dynamo_local.sdk import load_graph, resolve
+from dynamo_local.sdk import load_graph
+from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.resolved import ResolvedService
 
 GPU = "--VllmWorker.ServiceArgs.resources.gpu"

@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 import msgspec
 
-from dynamo_local.bus.nats import BusAddress
 from dynamo_local.core.endpoints.devices import check_devices
 from dynamo_local.core.endpoints.registry import Registry, ordered
 from dynamo_local.core.endpoints.served import check_names
@@ -26,10 +25,11 @@ from dynamo_local.sdk.graph import Graph, load_graph
 from dynamo_local.sdk.service import spec_of
 from dynamo_local.supervisor.places.environments import LOCAL, check_environment
 from dynamo_local.supervisor.server.adapter_rooms import with_rooms
-from dynamo_local.supervisor.server.launch.bus import LOOPBACK, bus_of
+from dynamo_local.supervisor.server.launch.bus import bus_of
+from dynamo_local.supervisor.server.launch.launch import Launch, here
 from dynamo_local.supervisor.server.launch.models import Obtain, with_models, without_downloads_for_mockers
 from dynamo_local.supervisor.server.launch.plan import HttpAddress, plan_forkserver, plan_services, service_templates
-from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
+from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
 from state.devices.allocation import Inventory, cpu_slots, noun
 from state.devices.inventory import probe
 from state.endpoints.registry import read_registry
@@ -89,47 +89,6 @@ Chooser = Callable[[Graph, ResolvedGraph, Inventory], Chosen]
 """Chooses for the graph as the user configures it, and for these devices. Raises UsageError."""
 
 
-@dataclass(frozen=True)
-class Launch:
-    """The decisions of `prepare`. `templates` are the services, `services` their first watchers. `bus`: the NATS server
-    to use; None if the server is to start its own, which listens on `bus_host`.
-    `endpoints` and `forget`: as in the request."""
-
-    graph: ResolvedGraph
-    inventory: Inventory
-    paths: StatePaths
-    bus: BusAddress | None
-    http: HttpAddress
-    templates: tuple[ServiceTemplate, ...]
-    services: tuple[WatcherPlan, ...]
-    forkserver: WatcherPlan | None = None
-    endpoints: tuple[EndpointSpec, ...] = ()
-    forget: bool = False
-    bus_host: str = LOOPBACK
-    environment: str = LOCAL
-    cluster_address: str | None = None
-
-    @property
-    def clustered(self) -> bool:
-        """Whether workers live on the nodes of a cluster. `services` and `inventory` are without them then."""
-        return self.environment != LOCAL
-
-    @property
-    def own_templates(self) -> tuple[ServiceTemplate, ...]:
-        """The templates of the services whose processes are on this machine."""
-        return _here(self.templates, clustered=self.clustered)
-
-    @property
-    def importing(self) -> dict[str, str]:
-        """What the processes of each watcher import before they start, for those that are forked from the fork server:
-        the package of the module that it preloads, such as "vllm"."""
-        if self.forkserver is None:
-            return {}
-        preloads = {service.name: service.preload for service in self.graph.services}
-        found = {plan.name: preloads[plan.watcher.service] for plan in self.services}
-        return {watcher: _package(module) for watcher, module in found.items() if module is not None}
-
-
 def prepare(
     request: ServeRequest,
     http: HttpAddress,
@@ -153,13 +112,13 @@ def prepare(
     # Planned before a model is made or fetched, which takes time: this may fail.
     templates = service_templates(resolved, paths.root, http)
     clustered = request.environment != LOCAL
-    services = plan_services(resolved.namespace, _here(templates, clustered=clustered), inventory)
+    services = plan_services(resolved.namespace, here(templates, clustered=clustered), inventory)
     if choose is not None:
         chosen = choose(graph, resolved, inventory)
         resolved = _resolve(graph, request, chosen.sections)
         inventory = divided(inventory, chosen.slots)
         templates = service_templates(resolved, paths.root, http)
-        services = plan_services(resolved.namespace, _here(templates, clustered=clustered), inventory)
+        services = plan_services(resolved.namespace, here(templates, clustered=clustered), inventory)
     if clustered:
         check_no_endpoints(registry)
     else:
@@ -169,7 +128,7 @@ def prepare(
         resolved = with_named_models(graph, resolved, named_models)
     if obtain is not None:
         resolved = with_models(graph, resolved, obtain, on_cpu=inventory.kind == "cpu-slot")
-    own = {template.service for template in _here(templates, clustered=clustered)}
+    own = {template.service for template in here(templates, clustered=clustered)}
     forkserver = plan_forkserver(resolved, inventory, paths.root, own)
     return Launch(
         *(resolved, without_devices(inventory) if clustered else inventory, paths, bus, http),
@@ -231,10 +190,6 @@ def own_names(graph: ResolvedGraph) -> frozenset[str]:
     return frozenset(map(str, config.get(_SERVED_NAME) or filter(None, [config.get(_MODEL)])))
 
 
-def _here(templates: Sequence[ServiceTemplate], *, clustered: bool) -> tuple[ServiceTemplate, ...]:
-    return tuple(one for one in templates if not clustered or one.role not in ENGINE_ROLES)
-
-
 def without_devices(inventory: Inventory) -> Inventory:
     """The inventory of a machine on which no worker is to live."""
     return replace(inventory, devices=())
@@ -286,7 +241,3 @@ def with_named_models(graph: Graph, resolved: ResolvedGraph, named_models: Named
         return msgspec.structs.replace(service, config=config)
 
     return msgspec.structs.replace(resolved, services=tuple(map(replaced, resolved.services)))
-
-
-def _package(module: str) -> str:
-    return module.rpartition(".")[0].rpartition(".")[2] or module

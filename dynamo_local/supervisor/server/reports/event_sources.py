@@ -15,8 +15,8 @@ from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.request.told import told_id
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.supervisor.admin.requests import told_id
 from dynamo_local.supervisor.server.reports.event_log import EventLog
 from dynamo_local.supervisor.server.reports.report import Report
 from state.devices.allocation import noun

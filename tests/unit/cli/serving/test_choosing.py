@@ -12,7 +12,8 @@ from dynamo_local.cli.serving.wishes import Wishes
 from dynamo_local.core.sizing.machine import GIB, Gpu, Machine
 from dynamo_local.core.sizing.memory import TooLargeError
 from dynamo_local.core.sizing.model_facts import ModelFacts
-from dynamo_local.sdk import load_graph, resolve
+from dynamo_local.sdk import load_graph
+from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.supervisor.server.launch.prepare import Chosen
 from state.devices.allocation import Device, Inventory, cpu_slots
 from tests.unit.core.sizing.test_choosing import QWEN3_SMALL

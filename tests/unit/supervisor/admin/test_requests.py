@@ -8,15 +8,9 @@ from dynamo_local.cli.requests.requests import as_table
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.messages.admin import HeldRow, RequestRow, RequestsAnswer
 from dynamo_local.core.names import parse_watcher
+from dynamo_local.core.request.told import told_id
 from dynamo_local.supervisor.admin.frontends import Scope
-from dynamo_local.supervisor.admin.requests import (
-    RequestLine,
-    _of_frontend,
-    check_destination,
-    meant_by,
-    told_id,
-    worker_of,
-)
+from dynamo_local.supervisor.admin.requests import RequestLine, _of_frontend, check_destination, meant_by, worker_of
 from dynamo_local.supervisor.admin.status import Row
 
 

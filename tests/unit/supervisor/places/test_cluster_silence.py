@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from dynamo_local.core.errors import SilentNodeError
+from dynamo_local.core.errors import SilentNodeError, SupervisorError
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.ports import Ports
@@ -230,13 +230,30 @@ async def test_a_second_loss_is_no_order(site: ClusterInMemory) -> None:
     assert keeper.count == 2
 
 
+async def test_a_node_that_joins_is_used_without_another_look(site: ClusterInMemory) -> None:
+    (_, node) = await site.worker(0)
+    keeper = Keeper(site)
+    keeper.added.set()
+    keeper.failures = 1
+    site.cluster.dead.add(node)
+    for _ in range(3):
+        await keeper.keeper.look()
+    with pytest.raises(SupervisorError):
+        await keeper.keeper.replace()
+    await keeper.keeper.replace()
+    assert keeper.count == 0, "it waits before it tries again"
+    site.cluster.dead.remove(node)
+    await keeper.keeper.replace()
+    assert keeper.count == 1
+
+
 class Keeper:
-    """`adding`: set once a worker is being added, which lasts until `added` is."""
+    """`failures`: of the next attempts to add one. `adding`: set once one is added, which lasts until `added` is."""
 
     def __init__(self, site: ClusterInMemory) -> None:
         self.now = 0.0
         self.adding, self.added = asyncio.Event(), asyncio.Event()
-        self.count = 0
+        self.count = self.failures = 0
         self.site = site
         self.keeper = NodeKeeper(
             *(site.places, self._add, self._reconcile, site.places.device_count, lambda _: "decode"),
@@ -246,6 +263,9 @@ class Keeper:
         )
 
     async def _add(self, changes: Sequence[AddWorker]) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise SupervisorError("there is no room")
         self.adding.set()
         await self.added.wait()
         self.count += len(changes)

@@ -12,8 +12,8 @@ from dynamo_local.core.process.ownership import Owner
 from dynamo_local.supervisor.places.cluster import ClusterRecord
 from dynamo_local.supervisor.server import serve
 from dynamo_local.supervisor.server.ownership import Ownership
-from dynamo_local.supervisor.server.serve import handled_signals, owned
-from dynamo_local.supervisor.server.settings import StopRequest
+from dynamo_local.supervisor.server.serve import owned
+from dynamo_local.supervisor.server.settings import StopRequest, handled_signals
 from tests.memory_cluster import MemoryCluster
 from tests.unit.supervisor.recording import RecordingReport
 

@@ -15,7 +15,7 @@ from dynamo_local.core.errors import NamespaceBusyError
 from dynamo_local.core.process.ownership import Owner
 from dynamo_local.supervisor.places.cluster import ClusterRecord
 from dynamo_local.supervisor.server import nodes as module
-from dynamo_local.supervisor.server.launch.prepare import Launch
+from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.machinery import Machinery
 from dynamo_local.supervisor.server.nodes import ServerNodes
 from dynamo_local.supervisor.server.ownership import Ownership

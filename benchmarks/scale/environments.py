@@ -1,0 +1,148 @@
+"""What it costs that workers live on a Ray cluster and not on the server's own machine, with mockers.
+
+Two servers run side by side. In turns, each answers requests of a single token, one after another: the time to it, and
+the CPU time that its processes take for it, those on nodes included. Then each adds two workers, one after the other:
+on the cluster the first one is alone on its node, where a node server has to start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.harness.accounting import Process, descendants, usage
+from benchmarks.harness.load import client_of, prompt
+from benchmarks.harness.models import RANDOM, model_folder
+from benchmarks.harness.raylets import Raylets, raylet_pid, raylets
+from benchmarks.harness.report import Figures, progress, table
+from benchmarks.harness.servers import NAMESPACE, Server, ServerError, running, start_ours
+from benchmarks.harness.spread import bootstrap, median
+from benchmarks.machine.workers import done_by, silent
+from dynamo_local.supervisor.actuator.commands import drain, scale
+from state.paths import StatePaths
+
+SUMMARY = "time and CPU to the first token, and starts of workers, on a Ray cluster against this machine"
+_ROUNDS, _PROBES, _STARTS = 10, 60, 3
+_WORKERS = 2
+_SERVICE = "VllmWorker"
+_NODES = (0, 2, 3)
+"""Cores of the nodes. The first workers fill the second one, which has the least room for them."""
+
+_PARTS = {"ttft_s": "time to the first token, ms", "cpu_s": "CPU time of a request, ms"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=_ROUNDS, help="turns of each side")
+    parser.add_argument("--starts", type=int, default=_STARTS, help="times that each side adds two workers")
+
+
+@dataclass
+class Side:
+    """A server. `cluster`: of its workers; None: they are its own children."""
+
+    name: str
+    server: Server
+    cluster: Raylets | None = None
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """Those of the server, and those that Ray has started for it."""
+        raylets = () if self.cluster is None else map(raylet_pid, self.cluster.nodes)
+        found = {process for raylet in raylets for process in descendants(raylet) if process.pid != raylet}
+        return (*descendants(self.server.popen.pid), *found)
+
+    @property
+    def paths(self) -> StatePaths:
+        assert self.server.state_root is not None
+        return StatePaths(self.server.state_root, NAMESPACE)
+
+
+async def run(arguments: argparse.Namespace) -> Figures:
+    """Measure, print, and return the figures."""
+    rounds, starts = (2, 1) if arguments.quick else (arguments.rounds, arguments.starts)
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch, raylets(0, Path(scratch)) as cluster:
+        for cores in _NODES:
+            cluster.add(cores)
+        near = _started(Path(scratch) / "near", ["--cpu-slots", str(sum(_NODES))])
+        far = _started(Path(scratch) / "far", ["--environment", "ray", "--address", cluster.address])
+        async with running(near, far):
+            sides = [Side("local", near), Side("ray", far, cluster)]
+            for side in sides:
+                await side.server.ready()
+            turns = await _turns(sides, rounds)
+            added = await _starts(sides, starts)
+    return _report(turns, added)
+
+
+def _started(folder: Path, options: Sequence[str]) -> Server:
+    folder.mkdir()
+    overrides = {
+        f"{_SERVICE}.engine": "mocker",
+        f"{_SERVICE}.mocker-step-base-ms": 1,
+        f"{_SERVICE}.ServiceArgs.workers": _WORKERS,
+    }
+    return start_ours(folder, str(model_folder(RANDOM)), "agg_router", overrides, options)
+
+
+async def _turns(sides: Sequence[Side], rounds: int) -> dict[str, list[Figures]]:
+    found: dict[str, list[Figures]] = {side.name: [] for side in sides}
+    for number in range(-1, rounds):
+        # The first turn only warms up. ABBA: whatever drifts favours neither side.
+        for side in sides if number % 2 else reversed(sides):
+            turn = await _turn(side, number)
+            if number >= 0:
+                found[side.name].append(turn)
+    return found
+
+
+async def _turn(side: Side, seed: int) -> Figures:
+    draw, ttfts, processes = random.Random(seed), [], side.processes
+    before = usage(processes)
+    async with client_of(side.server) as client:
+        for _ in range(_PROBES):
+            answer = await client.complete(prompt(draw, 1), 1)
+            if answer.ttft_s is None or answer.error:
+                raise ServerError(f"{side.name} failed a request: {answer.failure}")
+            ttfts.append(answer.ttft_s)
+    roles = usage(processes).since(before).roles
+    cpu_s = sum(spent for role, spent in roles.items() if role != "client")
+    return {"ttft_s": median(ttfts), "cpu_s": cpu_s / _PROBES}
+
+
+async def _starts(sides: Sequence[Side], starts: int) -> dict[str, list[list[float]]]:
+    """Seconds until the first and the second worker that each side adds is ready."""
+    found: dict[str, list[list[float]]] = {side.name: [] for side in sides}
+    for number in range(starts):
+        for side in sides if number % 2 else reversed(sides):
+            added = []
+            for more in (1, 2):
+                began = time.monotonic()
+                (outcome,) = await scale(side.paths, {_SERVICE: _WORKERS + more}, silent())
+                added.append((done_by(outcome)[0], time.monotonic() - began))
+            found[side.name].append([took_s for _, took_s in added])
+            for watcher, _ in added:
+                await drain(side.paths, watcher, silent())
+            progress(f"{side.name}: one more worker after {', '.join(f'{took_s:.2f} s' for _, took_s in added)}")
+    return found
+
+
+def _report(turns: dict[str, list[Figures]], added: dict[str, list[list[float]]]) -> Figures:
+    near, far = turns.values()
+    rows = []
+    for part, name in _PARTS.items():
+        differences = [1e3 * (there[part] - here[part]) for here, there in zip(near, far, strict=True)]
+        means = [f"{1e3 * statistics.fmean(turn[part] for turn in side):.2f}" for side in (near, far)]
+        rows.append((name, *means, bootstrap(differences).shown()))
+    table(f"A request of one token, {len(near)} turns", ("", *turns, "added [95 %]"), rows)
+    starts = [
+        (name, *(f"{median([took[index] for took in side]):.2f}" for side in added.values()))
+        for index, name in enumerate(("first (on its node)", "second (on the same node)"))
+    ]
+    table("One more worker, s", ("", *added), starts)
+    return {"turns": turns, "added_s": added}
