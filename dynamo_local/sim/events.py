@@ -22,6 +22,13 @@ class Agenda:
         self._entered += 1
         heapq.heappush(self._heap, (when, late, self._entered, action))
 
+    def after(self, delay_s: float, action: Action) -> None:
+        """Do it once that time has passed: at once, if it is 0."""
+        if delay_s > 0:
+            self.at(self.now + delay_s, action)
+        else:
+            action()
+
     @property
     def is_empty(self) -> bool:
         return not self._heap

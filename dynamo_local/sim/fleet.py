@@ -11,8 +11,9 @@ from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.migration.rebalancing import RebalancingLimits
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.engine.mocker.settings import MockerSettings
-from dynamo_local.sim.events import Agenda
+from dynamo_local.sim.events import Action, Agenda
 from dynamo_local.sim.joining import Joining, SimulatedWarmUp
+from dynamo_local.sim.messages import AT_ONCE, Messages
 from dynamo_local.sim.outcomes import Gaps, Served
 from dynamo_local.sim.rebalancer import SimulatedRebalancer
 from dynamo_local.sim.requests import Arrival
@@ -66,12 +67,13 @@ def simulate(
     timing: Timing,
     rebalancing: RebalancingLimits | None = None,
     joining: Joining | None = None,
+    messages: Messages = AT_ONCE,
 ) -> Result:
     """Serve all requests to their ends. Raises ValueError for a request that no worker could ever run.
 
     `rebalancing`: when requests migrate; None: never. `joining`: how the last worker, which the router does not know
-    yet, joins the others; None: it is no other than they."""
-    fleet = _Fleet(router, workers, settings, timing)
+    yet, joins the others; None: it is no other than they. `messages`: what messages take; by default no time."""
+    fleet = _Fleet(router, workers, settings, timing, messages)
     if joining is not None:
         fleet.have_join(joining)
     if rebalancing is not None:
@@ -80,22 +82,27 @@ def simulate(
 
 
 class _Fleet:
-    def __init__(self, router: Router, workers: int, settings: MockerSettings, timing: Timing) -> None:
+    def __init__(
+        self, router: Router, workers: int, settings: MockerSettings, timing: Timing, messages: Messages
+    ) -> None:
         self._router = router
+        self._messages = messages
         self._settings = settings
         self._agenda = Agenda()
         self._gaps = Gaps()
         self._served: list[Served] = []
         self._rebalancer: SimulatedRebalancer | None = None
         self._warm_up: SimulatedWarmUp | None = None
-        watcher = Watcher(self._first_token, self._ended, router.cache_changed)
+        watcher = Watcher(self._first_token, self._ended, self._cache_changed)
         self._workers = {
             name: Worker(name, settings, timing, self._agenda, watcher, self._gaps) for name in names(workers)
         }
 
     def rebalance(self, limits: RebalancingLimits) -> None:
         """Have requests migrate."""
-        self._rebalancer = SimulatedRebalancer(self._agenda, self._workers, self._settings, limits, self._router.moved)
+        self._rebalancer = SimulatedRebalancer(
+            self._agenda, self._workers, self._settings, limits, self._router.moved, self._messages
+        )
 
     def have_join(self, joining: Joining) -> None:
         """Have the last worker join."""
@@ -146,12 +153,25 @@ class _Fleet:
         if self._warm_up is not None:
             self._warm_up.taken(arrival, placement.worker)
         source = None if placement.pull_from is None else self._workers[placement.pull_from]
-        self._workers[placement.worker].submit(served, source)
+        worker = self._workers[placement.worker]
+        self._agenda.after(self._messages.to_worker_s, lambda: worker.submit(served, source))
 
     def _first_token(self, served: Served) -> None:
-        self._router.first_token(served.arrival)
+        served.first_token_at = self._agenda.now + self._messages.from_worker_s
+        self._heard(lambda: self._router.first_token(served.arrival))
 
     def _ended(self, served: Served) -> None:
+        served.ended_at = self._agenda.now + self._messages.from_worker_s
+        self._heard(lambda: self._answered(served))
+
+    def _cache_changed(self, worker: str, changes: CacheChanges) -> None:
+        self._heard(lambda: self._router.cache_changed(worker, changes))
+
+    def _heard(self, action: Action) -> None:
+        """Do it when what a worker does now is known."""
+        self._agenda.after(self._messages.from_worker_s, action)
+
+    def _answered(self, served: Served) -> None:
         self._router.ended(served.arrival)
         then = served.arrival.then
         if then is not None:

@@ -13,7 +13,10 @@ from dynamo_local.sim.requests import Counted
 
 def alike(scheduler: Scheduler, outcome: StepOutcome, block_size: int) -> int:
     """Count the steps after this one, which has begun, that do the same: each request draws a token that is neither its
-    first nor its last one, in a block that it has and does not fill. Requests that wait cannot begin meanwhile."""
+    first nor its last one, in a block that it has and does not fill. Requests that wait cannot begin meanwhile. None if
+    blocks have left the cache for this step: that is told when it ends."""
+    if not scheduler.pool.log.is_empty:
+        return 0
     if outcome.admitted or outcome.preempted or outcome.reads or len(outcome.emitted) < len(scheduler.running):
         return 0
     steps = math.inf

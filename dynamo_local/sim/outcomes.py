@@ -19,6 +19,7 @@ class Served:
     """When it came."""
     worker: str = ""
     first_token_at: float = math.nan
+    """When its client had it, as `ended_at`."""
     ended_at: float = math.nan
     cached: int = 0
     """Found in the worker's cache when it was first admitted, and not pulled."""

@@ -20,6 +20,7 @@ from dynamo_local.core.migration.rebalancing import (
 from dynamo_local.core.migration.thrashing import ThrashWatch
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.sim.events import Agenda
+from dynamo_local.sim.messages import Messages
 from dynamo_local.sim.outcomes import Served
 from dynamo_local.sim.requests import Arrival
 from dynamo_local.sim.routers import presence_of
@@ -39,11 +40,13 @@ class SimulatedRebalancer:
         settings: MockerSettings,
         limits: RebalancingLimits,
         moved: Moved,
+        messages: Messages,
     ) -> None:
         self._agenda = agenda
         self._workers = workers
         self._limits = limits
         self._moved = moved
+        self._round_trip_s = messages.round_trip_s
         self._presences = {name: presence_of(name, settings) for name in workers}
         self._thrash_watch = ThrashWatch()
         self._in_flight = InFlightMigrations()
@@ -84,9 +87,11 @@ class SimulatedRebalancer:
         self._moving[served.arrival.number] = planned.reason
         tokens = served.arrival.prompt_tokens + served.drawn
         entry = self._in_flight.begin(source.name, destination.name, tokens, self._agenda.now)
-        destination.warm(
-            served, source, lambda: source.after_step(lambda: self._cut(served, source, destination, entry))
-        )
+
+        def cut() -> None:
+            source.after_step(lambda: self._cut(served, source, destination, entry))
+
+        destination.warm(served, source, lambda: self._agenda.after(self._round_trip_s, cut))
 
     def _cut(self, served: Served, source: Worker, destination: Worker, entry: InFlightMigration) -> None:
         now, reason = self._agenda.now, self._moving.pop(served.arrival.number)
@@ -98,4 +103,4 @@ class SimulatedRebalancer:
             served.moved += 1
             served.worker = destination.name
             self._moved(served.arrival, destination.name, served.arrival.prompt_tokens + served.drawn, now)
-            destination.take_over(served, last_token_at)
+            self._agenda.after(self._round_trip_s, lambda: destination.take_over(served, last_token_at))

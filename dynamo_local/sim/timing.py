@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from dynamo_local.engine.mocker.outcome import StepOutcome
 from dynamo_local.engine.mocker.settings import MockerSettings
 
 
@@ -15,6 +16,18 @@ class StepWork:
     prefill_tokens: int
     decode_seqs: int
     context_tokens: int
+
+
+def work_of(outcome: StepOutcome) -> StepWork:
+    """Work of a step that the scheduler has begun."""
+    prefill, seqs, context = 0, 0, 0
+    for sequence, count in outcome.computed.items():
+        if count == 1 and sequence.drawn:
+            seqs += 1
+            context += sequence.length
+        else:
+            prefill += count
+    return StepWork(prefill, seqs, context)
 
 
 class Timing(Protocol):

@@ -22,7 +22,7 @@ from dynamo_local.sim.events import Agenda
 from dynamo_local.sim.jumps import alike, repeat
 from dynamo_local.sim.outcomes import Gaps, Served
 from dynamo_local.sim.requests import Arrival, Counted, counted
-from dynamo_local.sim.timing import StepWork, Timing
+from dynamo_local.sim.timing import StepWork, Timing, work_of
 
 _LONGEST_PIN_S = 60.0
 
@@ -144,9 +144,9 @@ class Worker:
 
     @property
     def step_ends_at(self) -> float:
-        """When all that is computed now has been written."""
+        """When all that is computed now has been written: at the end of the step under way."""
         run = self._run
-        return self._agenda.now if run is None else run.begun_at + self._timing.step_s(run.work)
+        return self._agenda.now if run is None else run.begun_at + self._took_s(run.work, self._steps_begun(run))
 
     def _plan_pull(self, sequence: Counted, source: Worker) -> None:
         full = (sequence.length - 1) // self._settings.mocker_block_size
@@ -164,11 +164,18 @@ class Worker:
         if run is None:
             self._begin_soon()
         elif run.steps > 1:
-            passed = self._agenda.now - run.begun_at
-            ends = range(1, run.steps + 1)
-            steps = 1 + bisect_left(ends, passed, key=lambda count: self._timing.decode_s(run.work, count))
+            steps = self._steps_begun(run)
             if steps < run.steps:
                 self._start(_Run(run.begun_at, run.outcome, run.work, steps))
+
+    def _steps_begun(self, run: _Run) -> int:
+        """Number of its steps that have begun, the one under way among them."""
+        passed = self._agenda.now - run.begun_at
+        ends = range(1, run.steps)
+        return 1 + bisect_left(ends, passed, key=lambda count: self._took_s(run.work, count))
+
+    def _took_s(self, work: StepWork, steps: int) -> float:
+        return self._timing.step_s(work) if steps == 1 else self._timing.decode_s(work, steps)
 
     def _begin_soon(self) -> None:
         if not self._begins:
@@ -192,14 +199,14 @@ class Worker:
         self._end_needless_pins(outcome)
         if outcome.computed:
             steps = 1 + alike(self.scheduler, outcome, self._settings.mocker_block_size)
-            self._start(_Run(now, outcome, _work_of(outcome), steps))
+            self._start(_Run(now, outcome, work_of(outcome), steps))
         elif outcome.reads:
             self._begin_soon()
 
     def _start(self, run: _Run) -> None:
         self._run = run
-        took_s = self._timing.step_s(run.work) if run.steps == 1 else self._timing.decode_s(run.work, run.steps)
-        self._agenda.at(max(run.begun_at + took_s, self._agenda.now), lambda: self._end(run))
+        ends_at = run.begun_at + self._took_s(run.work, run.steps)
+        self._agenda.at(max(ends_at, self._agenda.now), lambda: self._end(run))
 
     def _end(self, run: _Run) -> None:
         if self._run is not run:
@@ -224,7 +231,6 @@ class Worker:
             live.warms()
             return
         if served.drawn == 0:
-            served.first_token_at = now
             self._watcher.first_token(served)
         else:
             self._gaps.add((now - live.last_token_at) / steps, steps)
@@ -232,7 +238,6 @@ class Worker:
         live.last_token_at = now
         served.drawn = live.before + live.sequence.drawn
         if live.sequence.finish is not None:
-            served.ended_at = now
             del self._lives[live.sequence]
             self._watcher.ended(served)
 
@@ -289,14 +294,3 @@ def _by_class(running: Iterable[Sequence]) -> tuple[ClassUsage, ...]:
         requests[one] += 1
         tokens[one] += sequence.length
     return tuple(ClassUsage(one, requests[one], tokens[one]) for one in PriorityClass if requests[one])
-
-
-def _work_of(outcome: StepOutcome) -> StepWork:
-    prefill, seqs, context = 0, 0, 0
-    for sequence, count in outcome.computed.items():
-        if count == 1 and sequence.drawn:
-            seqs += 1
-            context += sequence.length
-        else:
-            prefill += count
-    return StepWork(prefill, seqs, context)

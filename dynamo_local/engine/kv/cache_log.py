@@ -38,9 +38,13 @@ class CacheLog:
         self._removed.clear()
         self._stored.clear()
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self._stored or self._removed or self._cleared)
+
     def take(self) -> CacheChanges | None:
         """The changes since the last call; None if there are none."""
-        if not (self._stored or self._removed or self._cleared):
+        if self.is_empty:
             return None
         taken = CacheChanges(b"".join(self._removed), b"".join(self._stored), self._cleared)
         self._removed.clear()

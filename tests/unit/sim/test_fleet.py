@@ -10,52 +10,38 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.beats import BEAT_S
 from dynamo_local.core.messages.presence import Load
+from dynamo_local.core.migration.rebalancing import RebalancingLimits
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.core.routing.policies import POLICIES
-from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.sim import worker as worker_module
 from dynamo_local.sim.fleet import Result, names, simulate
+from dynamo_local.sim.messages import Messages
 from dynamo_local.sim.requests import Arrival
 from dynamo_local.sim.routers import Placement, PolicyRouter
 from dynamo_local.sim.timing import DynamoTiming, MockerTiming
+from tests.unit.sim.workloads import SMALL, workloads
 
-BLOCK = 4
-SMALL = MockerSettings(
-    mocker_kv_blocks=24,
-    mocker_block_size=BLOCK,
-    mocker_max_num_seqs=4,
-    mocker_max_num_batched_tokens=16,
-    mocker_max_model_len=80,
-)
 TIMING = MockerTiming(SMALL)
 
 
-@st.composite
-def workloads(draw: st.DrawFn) -> list[Arrival]:
-    """Requests of a few families whose contexts begin alike, some of them with one that follows."""
-    made = []
-    for number in range(draw(st.integers(1, 25))):
-        prompt, output = draw(st.integers(1, 50)), draw(st.integers(1, 25))
-        family, shared = draw(st.integers(0, 3)), draw(st.integers(0, 8))
-        blocks = min(shared, (prompt + output) // BLOCK)
-        keys = tuple(family * 1_000 + index for index in range(blocks))
-        arrival = Arrival(number, draw(st.floats(0, 2)), prompt, output, keys)
-        if draw(st.booleans()):
-            then = Arrival(1_000 + number, draw(st.floats(0, 1)), prompt, output, keys)
-            arrival = replace(arrival, then=then)
-        made.append(arrival)
-    return made
+def served_by(policy: str, arrivals: Sequence[Arrival]) -> Result:
+    router = PolicyRouter(POLICIES[policy](), names(3), SMALL, pulls=True)
+    return simulate(arrivals, router, 3, SMALL, TIMING)
 
 
-def served_by(policy: str, arrivals: Sequence[Arrival], workers: int = 3, *, pulls: bool = True) -> Result:
-    router = PolicyRouter(POLICIES[policy](), names(workers), SMALL, pulls=pulls)
-    return simulate(arrivals, router, workers, SMALL, TIMING)
-
-
-@given(workloads(), st.sampled_from(["kv", "least-loaded", "random"]), st.booleans())
+@given(
+    workloads(),
+    st.sampled_from(["kv", "least-loaded", "random"]),
+    st.booleans(),
+    st.sampled_from([None, RebalancingLimits()]),
+    st.builds(Messages, st.floats(0, 0.2), st.floats(0, 0.2)),
+)
 @settings(max_examples=60, deadline=None)
-def test_each_request_ends_once_and_leaves_nothing(arrivals: list[Arrival], policy: str, pulls: bool) -> None:
-    result = served_by(policy, arrivals, pulls=pulls)
+def test_each_request_ends_once_and_leaves_nothing(
+    arrivals: list[Arrival], policy: str, pulls: bool, limits: RebalancingLimits | None, messages: Messages
+) -> None:
+    router = PolicyRouter(POLICIES[policy](), names(3), SMALL, pulls=pulls)
+    result = simulate(arrivals, router, 3, SMALL, TIMING, limits, messages=messages)
     expected = [each.number for each in arrivals] + [each.then.number for each in arrivals if each.then]
     assert sorted(each.arrival.number for each in result.served) == sorted(expected)
     for each in result.served:

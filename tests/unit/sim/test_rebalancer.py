@@ -6,6 +6,7 @@ from dynamo_local.core.migration.rebalancing import RebalancingLimits
 from dynamo_local.core.routing.policies import POLICIES
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.sim.fleet import Result, names, simulate
+from dynamo_local.sim.messages import AT_ONCE, Messages
 from dynamo_local.sim.requests import Arrival
 from dynamo_local.sim.routers import Placement, PolicyRouter
 from dynamo_local.sim.timing import MockerTiming
@@ -21,11 +22,11 @@ class _Sticky(PolicyRouter):
         return Placement(names(1)[0])
 
 
-def served(limits: RebalancingLimits | None, workers: int = 2) -> Result:
+def served(limits: RebalancingLimits | None, workers: int = 2, messages: Messages = AT_ONCE) -> Result:
     """Ten requests which together need twice the room of a worker, and take long."""
     arrivals = [Arrival(number, 0.1 * number, 80, 160 + number) for number in range(10)]
     router = _Sticky(POLICIES["least-loaded"](), names(workers), SETTINGS, pulls=False)
-    return simulate(arrivals, router, workers, SETTINGS, MockerTiming(SETTINGS), limits)
+    return simulate(arrivals, router, workers, SETTINGS, MockerTiming(SETTINGS), limits, messages=messages)
 
 
 def preemptions(result: Result) -> int:
@@ -42,6 +43,15 @@ def test_a_worker_that_thrashes_gives_some_away_and_all_get_their_tokens() -> No
         assert [each.drawn for each in result.served] == [each.arrival.output_tokens for each in result.served]
         assert result.gaps.total == sum(each.arrival.output_tokens - 1 for each in result.served)
     assert all(worker.scheduler.pool.free == 150 for worker in moved.workers)
+
+
+def test_a_migration_takes_the_time_of_its_messages() -> None:
+    messages = Messages(0.1, 0.05)
+    result = served(ONLY_THRASHING, messages=messages)
+    moved = [each for each in result.served if each.moved]
+    assert moved
+    assert all(each.longest_gap_s > messages.round_trip_s for each in moved)
+    assert [each.drawn for each in result.served] == [each.arrival.output_tokens for each in result.served]
 
 
 def test_without_another_worker_nothing_moves() -> None:
