@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -67,10 +67,27 @@ def test_equal_workloads_give_equal_results(arrivals: list[Arrival]) -> None:
 @given(workloads())
 @settings(max_examples=40, deadline=None)
 def test_steps_done_at_once_are_those_done_one_by_one(arrivals: list[Arrival]) -> None:
-    at_once = served_by("kv", arrivals)
+    _assert_alike(served_by("kv", arrivals), _one_by_one(lambda: served_by("kv", arrivals)))
+
+
+@pytest.mark.parametrize("after_ms", range(1, 60, 3))
+def test_what_is_pulled_from_a_worker_waits_for_the_step_that_it_is_in(after_ms: int) -> None:
+    keys = tuple(range(1, 10))
+    requests = [Arrival(0, 0.0, 40, 2, keys), Arrival(1, 1.0, 2, 40), Arrival(2, 1.0 + after_ms / 1e3, 40, 2, keys)]
+
+    def pulling() -> Result:
+        return simulate(requests, _First(last=2), 2, SMALL, TIMING)
+
+    _assert_alike(pulling(), _one_by_one(pulling))
+
+
+def _one_by_one(simulated: Callable[[], Result]) -> Result:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker_module, "alike", lambda *_: 0)
-        one_by_one = served_by("kv", arrivals)
+        return simulated()
+
+
+def _assert_alike(at_once: Result, one_by_one: Result) -> None:
     for some, other in zip(at_once.served, one_by_one.served, strict=True):
         assert (some.worker, some.cached, some.drawn) == (other.worker, other.cached, other.drawn)
         assert some.first_token_at == pytest.approx(other.first_token_at)

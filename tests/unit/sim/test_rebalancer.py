@@ -54,5 +54,9 @@ def test_a_migration_takes_the_time_of_its_messages() -> None:
     assert [each.drawn for each in result.served] == [each.arrival.output_tokens for each in result.served]
 
 
+def test_a_request_that_ends_before_the_messages_have_come_stays() -> None:
+    assert served(ONLY_THRASHING, messages=Messages(1.0, 0.5)).moves == ()
+
+
 def test_without_another_worker_nothing_moves() -> None:
     assert served(ONLY_THRASHING, workers=1).moves == ()
