@@ -11,7 +11,7 @@ from dynamo_local.cli.arguments import completion_values
 from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of, paths_of_endpoints, paths_of_logs
 from dynamo_local.cli.command_group import CommandGroup
 from dynamo_local.cli.endpoints.ordering import order_options, spec_options, wait_options, ways_options
-from dynamo_local.cli.look.logs import log_options, show_logs
+from dynamo_local.cli.look.logs import Shown, log_options, show_of_all_nodes
 from dynamo_local.cli.output.console import Console
 
 if TYPE_CHECKING:
@@ -215,7 +215,8 @@ def logs(name: str, namespace: str, follow: bool, lines: int | None, since: str 
     from dynamo_local.supervisor.server.reports.logs import select_of_endpoint
 
     paths = paths_of_logs(namespace)
-    show_logs(paths, lambda: select_of_endpoint(paths.logs_dir, name), follow, lines, since, level)
+    shown = Shown(follow, lines, since, level)
+    show_of_all_nodes(paths, name, lambda: select_of_endpoint(paths.logs_dir, name), shown)
 
 
 def _rows(paths: StatePaths, name: str | None = None) -> list[EndpointRow]:

@@ -61,18 +61,39 @@ def logs(
     dynamo logs VllmWorker -n 20    the last 20 lines of each worker
     dynamo logs chat                the workers of endpoint chat; chat@2: of its second revision
     """
-    from dynamo_local.core.errors import NotRunningError
-    from dynamo_local.supervisor.admin.far_logs import FarLogs
-    from dynamo_local.supervisor.server.reports.logs import Follower, select
-    from state.locks import server_pid
+    from dynamo_local.supervisor.server.reports.logs import select
 
     paths = paths_of_logs(namespace)
+    shown = Shown(follow, lines, since, level, prefixed=service is None)
+    show_of_all_nodes(paths, service, lambda: select(paths.logs_dir, service), shown)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is shown, by the options of `dynamo logs`. `prefixed`: each line begins with the name of its log, as it does
+    anyway if there are several."""
+
+    follow: bool
+    lines: int | None
+    since: str | None
+    level: str | None
+    prefixed: bool = True
+
+
+def show_of_all_nodes(paths: StatePaths, selector: str | None, here: Callable[[], Sequence[str]], shown: Shown) -> None:
+    """Print the logs that `here` names, which raises NotRunningError if there is none, and those on other nodes that
+    the selector selects."""
+    from dynamo_local.core.errors import NotRunningError
+    from dynamo_local.supervisor.admin.far_logs import FarLogs
+    from dynamo_local.supervisor.server.reports.logs import Follower
+    from state.locks import server_pid
+
     with FarLogs(paths) as far:
 
         def choose() -> Sequence[str]:
-            others = far.select(service)
+            others = far.select(selector)
             try:
-                return (*select(paths.logs_dir, service), *others)
+                return (*here(), *others)
             except NotRunningError:
                 # Its processes may all be on other nodes.
                 if others:
@@ -84,37 +105,26 @@ def logs(
 
         if not choose() and server_pid(paths) is None:
             raise NotRunningError(f"there are no logs in namespace {paths.namespace}", "start one: dynamo serve MODEL")
-        show_logs(paths, choose, follow, lines, since, level, prefixed=service is None, reader=reader)
+        _show(paths, choose, reader, shown)
 
 
-def show_logs(
-    paths: StatePaths,
-    choose: Callable[[], Sequence[str]],
-    follow: bool,
-    lines: int | None,
-    since: str | None,
-    level: str | None,
-    *,
-    prefixed: bool = True,
-    reader: Callable[[str], Lines] | None = None,
+def _show(
+    paths: StatePaths, choose: Callable[[], Sequence[str]], reader: Callable[[str], Lines], options: Shown
 ) -> None:
-    """Print the logs that `choose` names, by the options of `dynamo logs`. `prefixed`: each line begins with the name
-    of its log, as it does anyway if there are several. `reader`: reads the log of that name; by default its file."""
-    from dynamo_local.supervisor.server.reports.logs import Follower
-
-    cutoff, names = cutoff_of(since), choose()
-    prefixed = prefixed or len(names) > 1
+    """Print the logs that `choose` names. `reader`: reads the log of that name."""
+    cutoff, names = cutoff_of(options.since), choose()
+    prefixed = options.prefixed or len(names) > 1
 
     def log_of(name: str) -> _Log:
-        lines = Follower(paths.log_file(name)) if reader is None else reader(name)
-        return _Log(name, lines, Selection(cutoff, level), Repeats(), prefixed)
+        return _Log(name, reader(name), Selection(cutoff, options.level), Repeats(), prefixed)
 
+    lines = options.lines
     if lines is None:
-        lines = DEFAULT_LINES if since is None else _MOST_LINES
+        lines = DEFAULT_LINES if options.since is None else _MOST_LINES
     shown = {name: log_of(name) for name in names}
     for log in shown.values():
-        log.show_last(lines, everything=since is not None or level is not None)
-    if follow:
+        log.show_last(lines, everything=options.since is not None or options.level is not None)
+    if options.follow:
         _follow(paths, choose, shown, log_of)
 
 

@@ -96,9 +96,14 @@ def specs_of(namespace: str | None, endpoints: Sequence[EndpointSpec], *, forget
     return tuple(entry.spec for entry in entries.values())
 
 
+_ANY = 1_000_000
+"""A budget that no cluster reaches: the devices that its nodes have are the bound."""
+
+
 @dataclass
 class EndpointsChooser:
-    """A `launch.Chooser` for a server without a model of its own: its planner acts, on all devices.
+    """A `launch.Chooser` for a server without a model of its own: its planner acts, on all devices, also on those of
+    the nodes that join, where workers live on the nodes of a cluster (`clustered`).
 
     `specs`: its endpoints, for which CPU slots are made unless the user has said how many (`cpu_slots`, environment).
     """
@@ -107,18 +112,19 @@ class EndpointsChooser:
     cpu_slots: int | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     decided: list[Decided] = field(default_factory=list)
+    clustered: bool = False
 
     def __call__(self, graph: Graph, resolved: ResolvedGraph, inventory: Inventory) -> Chosen:
         """Choose CPU slots, and settings of the planner: endpoints have settings of their own."""
         slots = self._slots(inventory)
         self.decided = [] if slots is None else [Decided(slots.key, slots.value, (), slots.reason)]
         number = len(inventory.devices) if slots is None else int(slots.value)
-        settings = {"no-operation": False, "max-gpu-budget": max(1, number)}
+        settings = {"no-operation": False, "max-gpu-budget": _ANY if self.clustered else max(1, number)}
         sections = {spec.name: Section(settings) for spec in graph.specs if spec.role == PLANNER_ROLE}
         return Chosen(sections, None if slots is None else number)
 
     def _slots(self, inventory: Inventory) -> Choice | None:
-        if inventory.kind == "gpu" or slots_given(self.cpu_slots, self.environ) is not None:
+        if inventory.kind == "gpu" or self.clustered or slots_given(self.cpu_slots, self.environ) is not None:
             return None
         return slots_for_endpoints(*devices_together(self.specs), len(inventory.devices))
 

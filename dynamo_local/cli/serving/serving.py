@@ -141,7 +141,7 @@ class Serving:
         check_room(launch.paths.root, launch.own_templates, launch.inventory.kind)
         for line in (*_notes(launch), *self._chosen_lines(launch, chooser)):
             report.step(line)
-        tools = EndpointToolMaker.at_start(launch.inventory)
+        tools = EndpointToolMaker.at_start(launch.probed)
         serve(launch, settings, report, endpoint_controller(tools, forks=self.forkserver))
 
     def _request(self) -> ServeRequest:
@@ -186,7 +186,7 @@ class Serving:
         served = sized or self._of_endpoints
         specs = specs_of(self.namespace, self.endpoints, forget=self.forget) if served else ()
         if self._of_endpoints:
-            return EndpointsChooser(specs, self.cpu_slots), source
+            return EndpointsChooser(specs, self.cpu_slots, clustered=self.environment != LOCAL), source
         # One more, for the next revision of an endpoint.
         slots = devices_together(specs)[0] + 1 if specs else 0
         beside = bool(specs)

@@ -45,12 +45,14 @@ class ReservationRow(msgspec.Struct, frozen=True, omit_defaults=True):
     share: float = 1.0
 
 
-class PlaceRow(msgspec.Struct, frozen=True):
-    """A node, with what is reserved there and not claimed."""
+class PlaceRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A node, with what is reserved there and not claimed. `given_up`: watchers whose processes are not started again,
+    each with the reason."""
 
     node: str
     inventory: InventoryRow
     reservations: tuple[ReservationRow, ...]
+    given_up: dict[str, str] = {}
 
 
 class PlacesQuestion(msgspec.Struct, frozen=True, tag="places"):

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 
-import msgspec
-
 from dynamo_local.bus.subscriptions import Answer
-from dynamo_local.core.endpoints.devices import check_devices, devices_of_worker
+from dynamo_local.core.endpoints.devices import check_devices
 from dynamo_local.core.endpoints.registry import Entry
 from dynamo_local.core.endpoints.served import served_names
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.endpoints.turns.contenders import Limits
-from dynamo_local.core.errors import DeviceError, EndpointConflictError, StateError, UsageError
+from dynamo_local.core.errors import DeviceError, EndpointConflictError, StateError
 from dynamo_local.core.messages.endpoints import (
     BoardRevision,
     CreateEndpoint,
@@ -30,13 +27,13 @@ from dynamo_local.core.messages.endpoints import (
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import Revision, endpoint_of
 from dynamo_local.core.planning.actions import AddWorker
-from dynamo_local.core.shares import devices_of, share_of
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.endpoints.adapters import AdapterFolders, AdaptersOfBase
 from dynamo_local.supervisor.endpoints.awake.keeping import KeptUsage
 from dynamo_local.supervisor.endpoints.board import BoardWriter
+from dynamo_local.supervisor.endpoints.devices.port import EndpointDevices
 from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
 from dynamo_local.supervisor.endpoints.endpoint_tools import EndpointTools
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
@@ -50,28 +47,25 @@ from dynamo_local.supervisor.endpoints.revisions.observing import (
     RevisionWatch,
     Room,
     amounts_of,
-    not_there,
-    room_for,
 )
 from dynamo_local.supervisor.endpoints.revisions.parking import Parking
 from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
 from dynamo_local.supervisor.endpoints.turns.turning import TurnKeeper, TurnPorts
 from dynamo_local.supervisor.server.adapter_rooms import on_cpu
 from dynamo_local.supervisor.server.controlled import ControlledServer
+from dynamo_local.supervisor.server.launch.prepare import check_clustered
 from dynamo_local.tasks import TaskGuard
-from state.devices.allocation import Inventory, allocate, noun
-from state.devices.holding import held_elsewhere
+from state.devices.allocation import Inventory, noun
 from state.paths import StatePaths
 from state.statefile.model import State
 from state.statefile.store import StateStore
-from state.statefile.transitions import shares_taken
 
 
 @dataclass(frozen=True)
 class ControllerPorts:
     """What the controller of one server works with.
 
-    `own_names`: names of models that the graph itself serves; `own_devices`: devices of its workers at the start.
+    `own_names`: names of models that the graph itself serves.
     """
 
     server: ControlledServer
@@ -79,8 +73,8 @@ class ControllerPorts:
     launcher: EndpointLauncher
     facts: MachineFacts
     tasks: TaskGuard
+    devices: EndpointDevices
     own_names: frozenset[str] = frozenset()
-    own_devices: float = 0
 
     @property
     def paths(self) -> StatePaths:
@@ -100,6 +94,7 @@ class EndpointController:
         self._subjects = Subjects(ports.paths.namespace)
         self._runs: dict[str, EndpointRun] = {}
         self._store = StateStore(ports.paths)
+        self._devices = ports.devices
         self._files = RevisionFiles(ports.paths, server.blueprint, server.streams, server.bus)
         self._board = BoardWriter(ports.paths.board_file, server.bus, self._subjects, self._contents, server.report)
         self._adapters = AdapterFolders(ports.kept, self._happened, on_cpu=on_cpu(ports.inventory))
@@ -109,7 +104,8 @@ class EndpointController:
             TurnPorts(
                 runs=self._runs.values,
                 read_state=self._store.read,
-                free=self._free,
+                free=self._devices.free,
+                ids=self._devices.ids,
                 publish=self._board.publish,
                 record=self._note,
                 limits=Limits(server.settings.turn_s),
@@ -243,7 +239,7 @@ class EndpointController:
                 revision.endpoint, f"revision {revision.number} cannot start", error
             ),
             renew=self._renew,
-            inventory=self._inventory,
+            inventory=self._devices.inventory,
             spawn=ports.tasks.spawn,
             namespace=ports.paths.namespace,
             frontend_deadline_s=ports.server.settings.ready_deadline_s,
@@ -263,41 +259,29 @@ class EndpointController:
 
     async def _room(self, endpoint: str, state: State, wanted: Sequence[AddWorker]) -> Room:
         def look() -> Room:
-            blueprint = msgspec.structs.replace(self._server.blueprint.current(), inventory=self._inventory())
-            room = room_for(state, blueprint, wanted, self._elsewhere())
+            blueprint = self._server.blueprint.current()
+            room = self._devices.room(state, blueprint, wanted)
             amounts = amounts_of(blueprint, wanted[: room.workers])
             number = self._turns.most(endpoint, state, amounts)
             shortage = self._turns.why_short(endpoint) or room.shortage
             shortage = "" if number >= len(wanted) else shortage or "others wait for the devices that are free"
-            return Room(number, shortage, gone=not_there(blueprint, wanted))
+            return Room(number, shortage, gone=room.gone)
 
         return await asyncio.to_thread(look)
 
-    def _inventory(self) -> Inventory:
-        """The devices, with those marked that are gone. Blocks."""
-        return self._ports.inventory.lacking(self._ports.facts.gone(self._ports.inventory))
-
-    def _elsewhere(self) -> dict[int, str]:
-        """The devices that others on the machine hold, and who holds them. Blocks for milliseconds."""
-        return {number: str(holder) for number, holder in held_elsewhere(self._ports.inventory, os.getpid()).items()}
-
     async def _check_machine(self, spec: EndpointSpec, others: Sequence[EndpointSpec]) -> None:
-        inventory = self._ports.inventory
-        if not inventory.devices:
-            raise UsageError("endpoints cannot be served on a cluster", "serve them with --environment local")
-        check_devices(spec, others, len(inventory.devices) - self._ports.own_devices, noun(inventory.kind, 2))
+        if self._server.launch.clustered:
+            check_clustered(spec)
+        check_devices(spec, others, await asyncio.to_thread(self._devices.total), noun(self._devices.kind, 2))
 
     async def _check_update(self, run: EndpointRun, spec: EndpointSpec) -> None:
         """Raise EndpointConflictError if the first worker of another revision has no device, and the present revision
         has only one worker."""
         if run.status().ready > 1:
             return
-        state, gpu = await asyncio.to_thread(self._store.read), devices_of_worker(spec)
-        inventory = await asyncio.to_thread(self._inventory)
-        # Mockers compute nothing, and share devices with whoever does.
-        elsewhere = {} if spec.engine == "mocker" else await asyncio.to_thread(self._elsewhere)
+        state = await asyncio.to_thread(self._store.read)
         try:
-            allocate(inventory, shares_taken(state), devices_of(gpu), spec.name, elsewhere, share_of(gpu))
+            await asyncio.to_thread(self._devices.check_free, state, spec)
         except DeviceError:
             raise EndpointConflictError(
                 f"no device is free for a worker of the new revision of {spec.name}, beside the only one of the old",
@@ -309,11 +293,9 @@ class EndpointController:
         if run.idleness.rest != "asleep" or self._may_yield(run.name):
             return
         spec = run.entry.spec
-        state, gpu = await asyncio.to_thread(self._store.read), devices_of_worker(spec)
-        inventory = await asyncio.to_thread(self._inventory)
-        elsewhere = {} if spec.engine == "mocker" else await asyncio.to_thread(self._elsewhere)
+        state = await asyncio.to_thread(self._store.read)
         try:
-            allocate(inventory, shares_taken(state), devices_of(gpu), spec.name, elsewhere, share_of(gpu))
+            await asyncio.to_thread(self._devices.check_free, state, spec)
         except DeviceError as error:
             holders = {endpoint_of(c.watcher.revision) for c in state.components.values() if c.holds}
             listed = ", ".join(sorted(holders - {""})) or "the server's own workers"
@@ -326,10 +308,6 @@ class EndpointController:
         """Whether another endpoint has workers that it is not to keep whatever happens."""
         others = (run for name, run in self._runs.items() if name != to and not run.deleting)
         return any(run.has_more_than_minimum for run in others)
-
-    def _free(self, state: State) -> dict[int, float]:
-        taken = {**shares_taken(state), **dict.fromkeys((*self._elsewhere(), *self._inventory().gone), 1.0)}
-        return {device: max(0.0, 1 - taken.get(device, 0.0)) for device in self._ports.inventory.ids}
 
     def _happened(self, endpoint: str, what: str, why: str) -> None:
         self._note(Event("endpoint", what, why, endpoint=endpoint))

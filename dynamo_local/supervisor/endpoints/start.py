@@ -7,6 +7,9 @@ import time
 
 from dynamo_local.core.endpoints.registry import ordered
 from dynamo_local.supervisor.endpoints.controller import ControllerPorts, EndpointController
+from dynamo_local.supervisor.endpoints.devices.machine import DevicesOfMachine
+from dynamo_local.supervisor.endpoints.devices.nodes import DevicesOfNodes
+from dynamo_local.supervisor.endpoints.devices.port import EndpointDevices
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
 from dynamo_local.supervisor.endpoints.machine_facts import THIS_MACHINE, MachineFacts
 from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher, MakeTools
@@ -52,7 +55,8 @@ async def _open(server: ControlledServer) -> KeptRegistry:
 def _launcher(server: ControlledServer, make_tools: MakeTools, facts: MachineFacts, *, forks: bool) -> EndpointLauncher:
     launch = server.launch
     namespace, root = launch.graph.namespace, launch.paths.root
-    return EndpointLauncher(namespace, root, launch.inventory, make_tools, server.report, forks, facts.memory)
+    is_here = not launch.clustered
+    return EndpointLauncher(namespace, root, launch.probed, make_tools, server.report, forks, facts.memory, is_here)
 
 
 def _ports(
@@ -65,6 +69,14 @@ def _ports(
         launcher=launcher,
         facts=facts,
         tasks=tasks,
+        devices=_devices(server, facts),
         own_names=own_names(launch.graph),
-        own_devices=own_devices(launch.templates),
     )
+
+
+def _devices(server: ControlledServer, facts: MachineFacts) -> EndpointDevices:
+    launch = server.launch
+    own = own_devices(launch.templates)
+    if server.rooms is None:
+        return DevicesOfMachine(launch.inventory, facts, own)
+    return DevicesOfNodes(launch.inventory.kind, server.rooms, own)

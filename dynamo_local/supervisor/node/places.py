@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.names import Watcher
@@ -26,14 +26,16 @@ from state.statefile.transitions import add_template, claim, retire, unclaim
 @dataclass(frozen=True)
 class NodePlaces:
     """The node of a node server (port.Places). `plan`: plans a process anew, by the paths of this node; raises
-    DynamoError for one that cannot run here."""
+    DynamoError for one that cannot run here. `given_up`: see Place."""
 
     local: LocalPlaces
     books: Books
     plan: Callable[[WatcherPlan], WatcherPlan]
+    given_up: Mapping[str, str] = field(default_factory=dict)
 
     async def places(self) -> Mapping[str, Place]:
-        return await self.local.places()
+        places = await self.local.places()
+        return {node: replace(place, given_up=dict(self.given_up)) for node, place in places.items()}
 
     async def reserve(self, watcher: Watcher, need: Need) -> Reservation:
         # A suffixed entry stands beside the first of its service, which may be on another node.

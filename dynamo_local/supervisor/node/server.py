@@ -121,7 +121,7 @@ class NodeServer:
         async def learn(revision: str, graph: bytes) -> None:
             await asyncio.to_thread(plans.learn, revision, graph)
 
-        service = PlacesService(NodePlaces(local, books, plans.plan), self._tasks, learn)
+        service = PlacesService(NodePlaces(local, books, plans.plan, machinery.restarter.given_up), self._tasks, learn)
         await service.serve(bus, self._subjects.node(self._order.node))
         await bus.flush()
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from dynamo_local.core.errors import DynamoError, SilentNodeError, StateError, SupervisorError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.names import LOCAL_NODE, Watcher, parse_watcher
-from dynamo_local.core.shares import summed
 from dynamo_local.supervisor.actuator.side_by_side import side_by_side
 from dynamo_local.supervisor.places.books import Books
 from dynamo_local.supervisor.places.cluster import Cluster, ClusterNode, Slot
 from dynamo_local.supervisor.places.far import FarPlaces
 from dynamo_local.supervisor.places.node_servers import NodeServers
 from dynamo_local.supervisor.places.port import LogPart, Need, Place, Places, Reservation, Status
+from dynamo_local.supervisor.places.rooms import NodeRoom, rooms_of
 from dynamo_local.supervisor.places.slots import Slots
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from state.devices.allocation import Device, DeviceKind, Inventory
@@ -49,6 +49,8 @@ class ClusterPlaces:
     is_heard: Callable[[str], bool]
     kind: DeviceKind
     ask_again_s: float = 1.0
+    given_up: Mapping[str, str] = field(default_factory=dict, init=False)
+    """Watchers of endpoints' workers that are not started again, each with the reason, as of the last `silent`."""
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """Held while a reservation is made or given back: a node server ends with the last one, and starts with the
     first."""
@@ -195,18 +197,17 @@ class ClusterPlaces:
 
     async def silent(self) -> Mapping[str, bool]:
         """The nodes that the cluster takes for alive and that do not answer, each with whether one of its processes is
-        heard."""
+        heard; without those whose node server is just starting. The others say which workers they have given up."""
         state, nodes, slots = await self._seen()
         asked = self._asked(nodes, state, slots)
-        silent = asked - (await self._servers.places(asked)).keys()
+        answers = await self._servers.places(asked)
+        self.given_up = {name: why for place in answers.values() for name, why in place.given_up.items()}
+        silent = asked - answers.keys() - self._servers.starting
         return {node: any(map(self.is_heard, _claimed_on(state, node))) for node in silent}
 
-    async def device_count(self) -> float:
-        """Number of devices on nodes that live that are free, or the graph's own."""
-        state, nodes = await self.books.read(), await self.cluster.nodes()
-        alive = {name: node for name, node in nodes.items() if node.is_alive}
-        held = (entry.device_count for entry in state.components.values() if entry.node in alive)
-        return summed([*held, *(node.free for node in alive.values())])
+    async def rooms(self) -> Mapping[str, NodeRoom]:
+        """The devices of the nodes that live, by node."""
+        return rooms_of(await self.cluster.nodes(), await self.books.read())
 
     async def leaks(self) -> frozenset[str]:
         """Watchers for which the cluster has reserved something, and that the books do not know."""

@@ -31,6 +31,8 @@ class NodeServers:
     """Nodes and revisions whose graph they know."""
     _started: set[str] = field(default_factory=set, init=False)
     """Nodes whose node server was started from here, and not ended."""
+    starting: set[str] = field(default_factory=set, init=False)
+    """Nodes whose node server is being started from here."""
     _given_up: set[str] = field(default_factory=set, init=False)
     """Nodes whose node server did not answer, and was ended by the cluster: nothing runs there."""
 
@@ -77,10 +79,14 @@ class NodeServers:
         # One that runs and does not answer was started by another server, or hangs without a worker.
         await self.end(name)
         self._learned = {known for known in self._learned if known[0] != name}
-        await self.cluster.start_node(name, self.order(node))
-        self._started.add(name)
-        self._given_up.discard(name)
-        await self.check_answers(name)
+        self.starting.add(name)
+        try:
+            await self.cluster.start_node(name, self.order(node))
+            self._started.add(name)
+            self._given_up.discard(name)
+            await self.check_answers(name)
+        finally:
+            self.starting.discard(name)
 
     async def learn(self, node: str, revision: str) -> None:
         """Have a node server know the graph of an endpoint's revision."""

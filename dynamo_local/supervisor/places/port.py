@@ -15,7 +15,7 @@ A place implements `Places`, and passes tests/places_contract.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from dynamo_local.core.names import Watcher
@@ -52,11 +52,13 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Place:
-    """A node that processes can live on. `reservations`: those that no process has been claimed for, by watcher."""
+    """A node that processes can live on. `reservations`: those that no process has been claimed for, by watcher.
+    `given_up`: watchers of endpoints' workers whose processes are not started again, each with the reason."""
 
     node: str
     inventory: Inventory
     reservations: Mapping[str, Reservation]
+    given_up: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,10 @@ _ERRORS = (DeviceError, StateError, ConfigError, errors.UsageError, errors.Silen
 def row_of_place(place: Place) -> PlaceRow:
     """A place as a message."""
     return PlaceRow(
-        place.node, row_of_inventory(place.inventory), tuple(map(row_of_reservation, place.reservations.values()))
+        place.node,
+        row_of_inventory(place.inventory),
+        tuple(map(row_of_reservation, place.reservations.values())),
+        dict(place.given_up),
     )
 
 
@@ -41,7 +44,7 @@ def place_of(row: PlaceRow) -> Place:
         )
     except (ConfigError, DeviceError) as error:
         raise DecodeError(f"not a place: {error}") from error
-    return Place(row.node, inventory, {one.watcher: reservation_of(one) for one in row.reservations})
+    return Place(row.node, inventory, {one.watcher: reservation_of(one) for one in row.reservations}, row.given_up)
 
 
 def row_of_inventory(inventory: Inventory) -> InventoryRow:

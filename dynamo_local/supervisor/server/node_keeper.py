@@ -6,10 +6,11 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dynamo_local.core.errors import DynamoError
+from dynamo_local.core.names import endpoint_of, parse_watcher
 from dynamo_local.core.planning.actions import AddWorker
 from dynamo_local.supervisor.places.clustered import ClusterPlaces
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
@@ -35,14 +36,14 @@ class NodeKeeper:
     """The keeper of the nodes of one server.
 
     `add`: adds workers, and waits until they are ready; raises SupervisorError. `reconcile`: releases what is lost or
-    leaks. `count_devices`: notes and returns how many devices the workers hold or may take. `role(service)`: the role
-    in which its workers start. `replaces`: whether lost workers are added anew, as they are where no planner decides.
-    `clock`: seconds.
+    leaks of the graph, "", and of endpoints. `count_devices`: notes and returns how many devices the workers hold or
+    may take. `role(service)`: the role in which its workers start. `replaces`: whether lost workers are added anew, as
+    they are where no planner decides. `clock`: seconds.
     """
 
     places: ClusterPlaces
     add: Callable[[Sequence[AddWorker]], Awaitable[None]]
-    reconcile: Callable[[], Awaitable[None]]
+    reconcile: Callable[[Collection[str]], Awaitable[None]]
     count_devices: Callable[[], Awaitable[float]]
     role: Callable[[str], str]
     replaces: bool
@@ -100,13 +101,15 @@ class NodeKeeper:
         lost = await places.lost()
         entries = (await places.books.read()).components
         lost = (*lost, *await self._released_already(entries))
-        self._heed_orders(entries, lost)
+        # Workers of endpoints are replaced by the controller of these.
+        own = [entry for entry in lost if not entry.watcher.revision]
+        self._heed_orders({name: entry for name, entry in entries.items() if not entry.watcher.revision}, own)
         if self.replaces:
-            own = (entry for entry in lost if not entry.watcher.revision)
             self._lost |= {one.watcher_name: AddWorker(self.role(one.component), one.component) for one in own}
         try:
-            if lost or await places.leaks():
-                await self.reconcile()
+            names = {entry.watcher_name for entry in lost} | await places.leaks()
+            if names:
+                await self.reconcile({endpoint_of(parse_watcher(name).revision) for name in names})
         finally:
             # What is left on one node keeps nobody from replacing what was lost with another.
             await self._note_missing()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 
 from msgspec.structs import replace
@@ -17,6 +17,7 @@ from dynamo_local.core.planning.actions import AddWorker, DeviceLimits
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.actuator.add import need_of
 from dynamo_local.supervisor.actuator.local import open_actuator
+from dynamo_local.supervisor.actuator.side_by_side import side_by_side
 from dynamo_local.supervisor.node.order import NodeOrder, installed_versions
 from dynamo_local.supervisor.node.silence import beat_apart
 from dynamo_local.supervisor.places.books import Books
@@ -27,6 +28,7 @@ from dynamo_local.supervisor.places.far import FarPlaces
 from dynamo_local.supervisor.places.local import LocalPlaces
 from dynamo_local.supervisor.places.machine import CircusWatchers, MachineDevices
 from dynamo_local.supervisor.places.mirror import PresenceMirror
+from dynamo_local.supervisor.places.rooms import NodeRoom, device_count
 from dynamo_local.supervisor.places.service import PlacesService
 from dynamo_local.supervisor.places.slots import Slots
 from dynamo_local.supervisor.server.launch.launch import Launch
@@ -68,6 +70,10 @@ class ServerNodes:
         self._is_left = False
         self._slots: Slots | None = None
         self._places: ClusterPlaces | None = None
+        self.rooms: Mapping[str, NodeRoom] = {}
+        """The devices of the nodes that live, as of a second ago."""
+        self.given_up: dict[str, str] = {}
+        """Workers of endpoints that a node does not start again, each with the reason."""
 
     async def connect(self, stack: AsyncExitStack, hurry: asyncio.Event) -> None:
         """Connect to the cluster, own the namespace there, and clear what a server of it that has crashed has left.
@@ -199,17 +205,25 @@ class ServerNodes:
                     raise SupervisorError(outcome.note, "see `dynamo events`, and `dynamo logs` of that worker")
 
     async def _count_devices(self) -> float:
-        """Write down how many devices the workers hold or may take. Returns their number."""
+        """Write down how many devices the workers hold or may take, and what else the nodes say. Returns their
+        number."""
         assert self._places is not None
-        total, blueprint = await self._places.device_count(), self._machinery.blueprint
+        self.rooms, blueprint = await self._places.rooms(), self._machinery.blueprint
+        self.given_up.clear()
+        self.given_up.update(self._places.given_up)
+        total = device_count(self.rooms.values())
         after = await asyncio.to_thread(blueprint.change, lambda before: replace(before, cluster_devices=total))
         return after.device_count
 
-    async def _reconcile(self) -> None:
-        """Release what is lost or leaks. Whoever changes something at the moment has done so first, or is followed by
-        the next look."""
+    async def _reconcile(self, endpoints: Collection[str]) -> None:
+        """Release what is lost or leaks of these endpoints, "" for the graph itself. Whoever changes something at the
+        moment has done so first, or is followed by the next look."""
+        await side_by_side(map(self._reconcile_one, sorted(endpoints)))
+
+    async def _reconcile_one(self, endpoint: str) -> None:
+        paths, report = self._launch.paths, self._report
         with suppress(LockTimeoutError):
-            async with open_actuator(self._launch.paths, self._report, lock_wait_s=0.0) as actuator:
+            async with open_actuator(paths, report, endpoint=endpoint, lock_wait_s=0.0) as actuator:
                 for note in await actuator.reconcile():
                     self._report.step(note)
 

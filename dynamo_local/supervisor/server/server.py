@@ -185,12 +185,14 @@ class Server:
     def _spawn_controller(self, bus: Bus, watch: FleetWatch) -> None:
         if self._controller is None:
             return
+        nodes = self._nodes
         server = ControlledServer(
             *(self._launch, self._lock, self._settings, bus, self._machinery.blueprint, self._streams),
-            given_up=self._machinery.restarter.given_up,
+            given_up=self._machinery.restarter.given_up if nodes is None else nodes.given_up,
             report=self._report,
             record=self._events.record,
             members=watch.view.members,
+            rooms=None if nodes is None else lambda: nodes.rooms,
         )
         self._tasks.spawn("controller", self._controller(server))
 

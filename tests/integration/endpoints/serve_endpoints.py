@@ -1,6 +1,7 @@
 """`dynamo serve` of endpoints behind an imitated frontend: `python -m tests.integration.endpoints.serve_endpoints
 NAMESPACE SLOTS TURN_S`. Everything but the frontend is the real thing. $READY_S: the time that a worker has to become
-ready. $MACHINE_FACTS: a file with what is made up of the machine (`MadeUpMachine`)."""
+ready. $NODES: the nodes on which workers live (tests/child_nodes.py); by default on this machine. $MACHINE_FACTS: a
+file with what is made up of the machine (`MadeUpMachine`)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from dynamo_local.supervisor.endpoints.revisions.launch import MakeTools, ModelT
 from dynamo_local.supervisor.endpoints.start import endpoint_controller
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.plan import HttpAddress, plan_services, service_templates
-from dynamo_local.supervisor.server.launch.prepare import Chosen
+from dynamo_local.supervisor.server.launch.prepare import Chosen, without_devices
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.settings import ServerSettings
 from state.devices.allocation import Inventory, cpu_slots
@@ -83,7 +84,16 @@ def launch(namespace: str, slots: int) -> Launch:
     command = (sys.executable, "-m", "tests.integration.endpoints.imitated_frontend")
     (template,) = service_templates(graph, paths.root, http)
     templates = (msgspec.structs.replace(template, argv=command),)
-    return Launch(graph, inventory, paths, None, http, templates, plan_services(namespace, templates, inventory))
+    services = plan_services(namespace, templates, inventory)
+    nodes = os.environ.get("NODES")
+    if nodes is None:
+        return Launch(graph, inventory, paths, None, http, templates, services)
+    return Launch(
+        *(graph, without_devices(inventory), paths, None, http, templates, services),
+        environment="tests.child_nodes:ChildNodes",
+        cluster_address=nodes,
+        devices=inventory,
+    )
 
 
 def main() -> int:
@@ -93,7 +103,7 @@ def main() -> int:
         ready_deadline_s=ready_s, drain_deadline_s=5, restart_delay_max_s=0.2, turn_s=float(turn_s)
     )
     launched = launch(namespace, int(slots))
-    tools = with_memory(EndpointToolMaker.at_start(launched.inventory))
+    tools = with_memory(EndpointToolMaker.at_start(launched.probed))
     controller = endpoint_controller(tools, forks=False, facts=FACTS)
     return exit_code_of_serving(launched, settings, controller)
 

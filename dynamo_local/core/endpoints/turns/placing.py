@@ -7,12 +7,20 @@ from collections.abc import Iterable, Mapping
 from dynamo_local.core.shares import devices_of, fits, share_of, summed
 
 Room = Mapping[int, float]
-"""What is left of each device, by its id: 1 is all of it."""
+"""What is left of each device, by its id: 1 is all of it. Devices of several nodes have ids of `on_node`."""
+
+PER_NODE = 1 << 16
+"""Ids of one node's devices are below this, and those of the next node follow."""
+
+
+def on_node(node: int, devices: Iterable[int]) -> tuple[int, ...]:
+    """Ids, among those of all nodes, of devices of a node. `node`: its number."""
+    return tuple(node * PER_NODE + device for device in devices)
 
 
 def placed(room: Room, amounts: Iterable[float]) -> tuple[tuple[int, ...], ...] | None:
-    """The devices of each of the workers that take these amounts, in their order: whole devices of the lowest ids; for
-    a share the device with the least room that is enough. None if they do not all fit."""
+    """The devices of each of the workers that take these amounts, in their order: whole devices of the lowest ids,
+    on one node; for a share the device with the least room that is enough. None if they do not all fit."""
     left, found = dict(room), []
     for amount in amounts:
         ids = _devices(left, amount)
@@ -36,8 +44,9 @@ def more(room: Room, devices: Iterable[int], share: float) -> dict[int, float]:
 def _devices(room: Room, amount: float) -> tuple[int, ...] | None:
     number, share = devices_of(amount), share_of(amount)
     roomy = sorted(device for device, left in room.items() if fits(1 - left, share))
-    if len(roomy) < number:
-        return None
     if share < 1:
-        return (min(roomy, key=lambda device: (room[device], device)),)
-    return tuple(roomy[:number])
+        return (min(roomy, key=lambda device: (room[device], device)),) if roomy else None
+    nodes: dict[int, list[int]] = {}
+    for device in roomy:
+        nodes.setdefault(device // PER_NODE, []).append(device)
+    return next((tuple(ids[:number]) for ids in nodes.values() if len(ids) >= number), None)

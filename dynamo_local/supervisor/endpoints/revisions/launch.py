@@ -85,7 +85,8 @@ class Launched:
 @dataclass(frozen=True)
 class EndpointLauncher:
     """Launches the endpoints of one server. `forks`: whether workers may be forked from the fork server. `memory`:
-    there is now."""
+    there is now. `is_here`: whether the workers live on this machine. What other machines have room for, and when their
+    model's files were written, is not known."""
 
     namespace: str
     root: Path
@@ -94,6 +95,7 @@ class EndpointLauncher:
     report: Report
     forks: bool = True
     memory: Callable[[], Memory | None] = machine_memory
+    is_here: bool = True
 
     async def launch(self, revision: Revision, spec: EndpointSpec, progress: Callable[[str], None]) -> Launched:
         """Decide what the revision runs, and get its model. `progress` is told in words how far that is.
@@ -115,23 +117,25 @@ class EndpointLauncher:
         resolved = self._resolve(graph, spec, tools, chosen)
         resolved = with_named_models(graph, resolved, tools.named)
         resolved = with_models(graph, resolved, tools.obtain, on_cpu=self.inventory.kind == "cpu-slot")
-        files = files_of(resolved)
+        files = files_of(resolved) if self.is_here else {}
         resolved = with_files(resolved, files)
         templates = revision_templates(resolved, str(revision), self.root)
-        self._check_devices(spec, templates)
+        if self.is_here:
+            self._check_devices(spec, templates)
         return Launched(resolved, templates, chosen.engine_bytes, files, chosen.kv_bytes)
 
     def check_room(self, launched: Launched, number: int, *, prefill: bool, shared: int = 0) -> None:
         """Raise UsageError if the machine has no room for so many more workers, MemoryShortError if that is for its
         memory. `shared`: bytes of each one's weights that are in memory already. Blocks."""
         template = launched.template(prefill=prefill)
-        if template is not None and number > 0:
+        if template is not None and number > 0 and self.is_here:
             needed = worker_bytes(launched.engine_bytes, shared)
             check_room_for_workers(self.root, template, number, self.inventory.kind, needed, self.memory)
 
     def check_room_to_wake(self, launched: Launched, number: int) -> None:
         """Raise MemoryShortError if the machine has no memory for the KV caches of so many parked workers. Blocks."""
-        check_memory_for_wake(number, launched.kv_bytes, self.memory)
+        if self.is_here:
+            check_memory_for_wake(number, launched.kv_bytes, self.memory)
 
     def _resolve(self, graph: Graph, spec: EndpointSpec, tools: ModelTools, chosen: Chosen) -> ResolvedGraph:
         resolved = resolve(

@@ -19,7 +19,7 @@ from dynamo_local.core.names import endpoint_of
 from dynamo_local.core.shares import share_of
 from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
 from dynamo_local.supervisor.endpoints.turns.swaps import Awake, Swaps
-from state.statefile.model import State
+from state.statefile.model import Component, State
 
 _EVERY_S = 1.0
 """Time between two looks while somebody waits and nothing is heard."""
@@ -29,11 +29,13 @@ _AT_LEAST_S = 0.01
 @dataclass(frozen=True)
 class TurnPorts:
     """What turns are taken with. `runs`: all endpoints with workers of their own. `free`: what is left of each device
-    by the statefile; blocks. `publish`: write the board now. `record`: notes an event."""
+    by the statefile; blocks. `ids`: of a worker's devices there. `publish`: write the board now. `record`: notes an
+    event."""
 
     runs: Callable[[], Collection[EndpointRun]]
     read_state: Callable[[], State]
     free: Callable[[State], Room]
+    ids: Callable[[Component], tuple[int, ...]]
     publish: Callable[[], Awaitable[None]]
     record: Callable[[Event], None]
     limits: Limits
@@ -91,7 +93,7 @@ class TurnKeeper:
         ports, now = self._ports, self._ports.clock()
         state = await asyncio.to_thread(ports.read_state)
         runs = {run.name: run for run in ports.runs()}
-        found = [_contender(run, state) for run in runs.values()]
+        found = [_contender(run, state, ports.ids) for run in runs.values()]
         free = await asyncio.to_thread(ports.free, state) if any(each.needs for each in found) else {}
         before, self.turns = self.turns, take_turns(found, free, now, ports.limits)
         self._swaps.look(self.turns.yields, _awake(runs), now)
@@ -146,14 +148,14 @@ def _awake(runs: Mapping[str, EndpointRun]) -> Awake:
     return awake
 
 
-def _contender(run: EndpointRun, state: State) -> Contender:
+def _contender(run: EndpointRun, state: State, ids: Callable[[Component], tuple[int, ...]]) -> Contender:
     """What an endpoint has and wants. One that is updated or deleted keeps what it has until that is done."""
     mine = [c for c in state.components.values() if c.holds and endpoint_of(c.watcher.revision) == run.name]
     mine.sort(key=lambda component: component.watcher)
     ends = run.deleting or run.idleness.rest == "asleep"
     ending = [c for c in mine if ends or c.phase == "retiring"]
     stays = () if run.is_changing else tuple(c for c in mine if c not in ending)
-    claims = {c.watcher_name: Claim(c.watcher_name, c.devices, c.resources.share, c.role == PREFILL_ROLE) for c in mine}
+    claims = {c.watcher_name: Claim(c.watcher_name, ids(c), c.resources.share, c.role == PREFILL_ROLE) for c in mine}
     spec = run.entry.spec
     return Contender(
         run.name,

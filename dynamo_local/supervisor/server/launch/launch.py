@@ -21,7 +21,7 @@ from state.paths import StatePaths
 class Launch:
     """The decisions of `prepare`. `templates` are the services, `services` their first watchers. `bus`: the NATS server
     to use; None if the server is to start its own, which listens on `bus_host`.
-    `endpoints` and `forget`: as in the request."""
+    `endpoints` and `forget`: as in the request. `devices`: those of this machine; None: as `inventory`."""
 
     graph: ResolvedGraph
     inventory: Inventory
@@ -36,6 +36,12 @@ class Launch:
     bus_host: str = LOOPBACK
     environment: str = LOCAL
     cluster_address: str | None = None
+    devices: Inventory | None = None
+
+    @property
+    def probed(self) -> Inventory:
+        """The devices of this machine, by which settings are chosen, whether workers are to live on them or not."""
+        return self.devices or self.inventory
 
     @property
     def clustered(self) -> bool:

@@ -120,7 +120,9 @@ def prepare(
         templates = service_templates(resolved, paths.root, http)
         services = plan_services(resolved.namespace, here(templates, clustered=clustered), inventory)
     if clustered:
-        check_no_endpoints(registry)
+        for entry in registry.entries.values():
+            check_clustered(entry.spec)
+        check_endpoint_names(request.endpoints, registry, resolved)
     else:
         check_endpoints(request.endpoints, registry, resolved, inventory, templates)
     endpoints = with_rooms(request.endpoints, registry, inventory)
@@ -136,6 +138,7 @@ def prepare(
         bus_host=host,
         environment=check_environment(request.environment),
         cluster_address=request.cluster_address,
+        devices=inventory,
     )
 
 
@@ -159,21 +162,26 @@ def check_endpoints(
 
     Endpoints that were ordered earlier are not refused: the machine may have changed, and they wait for devices then.
     """
-    specs = [entry.spec for entry in registry.entries.values()]
+    check_endpoint_names(endpoints, registry, graph)
     total = len(inventory.devices) - own_devices(templates)
     for spec in endpoints:
-        others = [other for other in specs if other.name != spec.name]
-        check_names(spec, others, own_names(graph))
-        check_devices(spec, (other for other in others if other in endpoints), total, noun(inventory.kind, 2))
+        others = (other for other in endpoints if other.name != spec.name)
+        check_devices(spec, others, total, noun(inventory.kind, 2))
 
 
-def check_no_endpoints(registry: Registry) -> None:
-    """Raise UsageError for endpoints where workers live on the nodes of a cluster: their devices are counted on this
-    machine."""
-    if registry.entries:
+def check_endpoint_names(endpoints: Iterable[EndpointSpec], registry: Registry, graph: ResolvedGraph) -> None:
+    """Raise UsageError if an endpoint that is to be created or updated has a name of others."""
+    specs = [entry.spec for entry in registry.entries.values()]
+    for spec in endpoints:
+        check_names(spec, [other for other in specs if other.name != spec.name], own_names(graph))
+
+
+def check_clustered(spec: EndpointSpec) -> None:
+    """Raise UsageError for an endpoint that cannot be served where workers live on the nodes of a cluster."""
+    if spec.adapter_of is not None:
         raise UsageError(
-            f"endpoints cannot be served on a cluster: {', '.join(registry.entries)}",
-            "serve them with --environment local, or drop them by --forget",
+            f"adapter {spec.name} cannot be served on a cluster: its nodes are not told of adapters",
+            "serve it with --environment local, or merge it into a model of its own; --forget drops what was ordered",
         )
 
 

@@ -230,3 +230,17 @@ def test_mistakes_in_a_file_are_one_line(text: str, said: str, capsys: pytest.Ca
     error = capsys.readouterr().err
     assert re.search(said, error)
     assert error.count("\n") == 1
+
+
+def test_on_a_cluster_the_nodes_have_the_devices(
+    dry_run: DryRun, paths: StatePaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # More than this machine has.
+    config = file("endpoints: [{name: chat, model: ./mine, min_workers: 5}]")
+    plan = dry_run("-f", config, "--environment", "ray")
+    config_of = {service["name"]: service["config"] for service in plan["graph"]["services"]}
+    assert config_of["Planner"]["max-gpu-budget"] > 1000
+    store(paths, "chat")
+    adapter = file("endpoints: [{name: fr, model: ./mine, adapter_of: chat}]")
+    assert run(["serve", "-f", adapter, "--environment", "ray", "--dry-run"]) == 2
+    assert "adapter fr cannot be served on a cluster: its nodes are not told of adapters" in capsys.readouterr().err

@@ -86,13 +86,15 @@ class MemoryAnswer:
 
 
 class ClusterInMemory:
-    """`heard`: watchers with a presence. `ended`: nodes whose node server the cluster has ended, in order."""
+    """`heard`: watchers with a presence. `ended`: nodes whose node server the cluster has ended, in order.
+    `given_up`: workers that a node does not start again, each with the reason, by node."""
 
     def __init__(self, tasks: TaskGuard) -> None:
         self.head = FakePorts()
         self.books = BooksWithoutThreads(self.head)
         self.heard: set[str] = set()
         self.ended: list[str] = []
+        self.given_up: dict[str, dict[str, str]] = {"a": {}, "b": {}}
         self.memory_bus = MemoryBus()
         self.machines = {node: FakePorts() for node in ("a", "b")}
         self._tasks = tasks
@@ -134,7 +136,9 @@ class ClusterInMemory:
         machine = self.machines[node] = FakePorts()
         books = BooksWithoutThreads(machine)
         local = LocalPlaces(books, cpu_slots(range(2), 2), machine, machine, _log)
-        places = NodePlaces(local, books, lambda asked: replace(asked, argv=("run",), environment={"KEEP": "me"}))
+        places = NodePlaces(
+            local, books, lambda asked: replace(asked, argv=("run",), environment={"KEEP": "me"}), self.given_up[node]
+        )
         await PlacesService(places, self._tasks).serve(cast("Bus", self.memory_bus), SUBJECTS.node(node))
 
     async def _end(self, node: str) -> None:

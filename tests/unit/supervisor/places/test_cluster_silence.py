@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import nullcontext
 
 import pytest
@@ -12,6 +12,7 @@ from dynamo_local.core.errors import SilentNodeError, SupervisorError
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.ports import Ports
+from dynamo_local.supervisor.places.rooms import device_count
 from dynamo_local.supervisor.server.node_keeper import NodeKeeper
 from dynamo_local.tasks import TaskGuard
 from state.statefile.transitions import restart, retire
@@ -247,6 +248,29 @@ async def test_a_node_that_joins_is_used_without_another_look(site: ClusterInMem
     assert keeper.count == 1
 
 
+async def test_nodes_say_which_workers_they_have_given_up(site: ClusterInMemory) -> None:
+    watcher, node = await site.worker(0)
+    site.given_up[node][str(watcher)] = "it has ended 5 times"
+    assert not await site.places.silent()
+    assert site.places.given_up == {str(watcher): "it has ended 5 times"}
+    site.given_up[node].clear()
+    await site.places.silent()
+    assert site.places.given_up == {}
+
+
+async def test_a_node_server_that_is_starting_is_not_silent(site: ClusterInMemory) -> None:
+    start = site.cluster.start
+    seen: list[dict[str, bool]] = []
+
+    async def starts(node: str, order: bytes) -> None:
+        seen.append(dict(await site.places.silent()))
+        await start(node, order)
+
+    site.cluster.start = starts
+    await site.worker(0)
+    assert seen == [{}]
+
+
 class Keeper:
     """`failures`: of the next attempts to add one. `adding`: set once one is added, which lasts until `added` is."""
 
@@ -256,7 +280,7 @@ class Keeper:
         self.count = self.failures = 0
         self.site = site
         self.keeper = NodeKeeper(
-            *(site.places, self._add, self._reconcile, site.places.device_count, lambda _: "decode"),
+            *(site.places, self._add, self._reconcile, self._count, lambda _: "decode"),
             replaces=True,
             report=site.head.report,
             clock=lambda: self.now,
@@ -270,5 +294,9 @@ class Keeper:
         await self.added.wait()
         self.count += len(changes)
 
-    async def _reconcile(self) -> None:
+    async def _count(self) -> float:
+        return device_count((await self.site.places.rooms()).values())
+
+    async def _reconcile(self, endpoints: Collection[str]) -> None:
+        assert endpoints == {""}
         await actuator_of(self.site).reconcile()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.endpoints.turn_bounds import least_swaps
 from benchmarks.endpoints.turn_world import Arrival, World
 from dynamo_local.core.endpoints.turns.contenders import Claim, Contender, Limits
-from dynamo_local.core.endpoints.turns.placing import Room, less, more, placed
+from dynamo_local.core.endpoints.turns.placing import Room, less, more, on_node, placed
 from dynamo_local.core.endpoints.turns.turns import Turns, longest_wait_s, take_turns
 from dynamo_local.core.shares import fits
 
@@ -306,3 +306,10 @@ def test_nobody_waits_longer_than_the_bound_and_no_swap_is_in_vain(
     bound = longest_wait_s(4, limits, longest, world.start_s + world.end_s)
     assert max(outcome.waits, default=0) <= bound + 1e-6
     assert len(outcome.swaps) >= least_swaps(world, arrivals, max(outcome.waits, default=0)) - 1e-6
+
+
+def test_devices_of_a_worker_are_on_one_node() -> None:
+    room = {device: 1.0 for node in range(2) for device in on_node(node, (0, 1))}
+    assert placed(room, [1.0, 2.0]) == ((0,), on_node(1, (0, 1)))
+    assert placed(room, [1.0, 1.0, 1.0]) is not None
+    assert placed(room, [3.0]) is None

@@ -1,0 +1,42 @@
+"""How many devices the nodes of a cluster have, and how many of them others hold. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dynamo_local.core.shares import summed
+from dynamo_local.supervisor.places.cluster import ClusterNode
+from state.statefile.model import State
+
+
+@dataclass(frozen=True)
+class NodeRoom:
+    """The devices of a node that lives. `size`: their number, of which others hold `others`."""
+
+    size: int
+    others: float = 0.0
+
+
+def rooms_of(nodes: Mapping[str, ClusterNode], state: State) -> dict[str, NodeRoom]:
+    """The rooms of the nodes that live, by node. `state`: the graph's books."""
+    held = held_on(state)
+    return {
+        name: NodeRoom(int(node.devices), max(0.0, summed([int(node.devices), -node.free, -held.get(name, 0.0)])))
+        for name, node in nodes.items()
+        if node.is_alive
+    }
+
+
+def device_count(rooms: Iterable[NodeRoom]) -> float:
+    """Number of devices that are free, or the graph's own."""
+    return summed(room.size - room.others for room in rooms)
+
+
+def held_on(state: State) -> dict[str, float]:
+    """What the graph's processes hold of each node's devices, shares of them added up."""
+    found: dict[str, float] = {}
+    for entry in state.components.values():
+        if entry.holds:
+            found[entry.node] = summed([found.get(entry.node, 0.0), entry.device_count])
+    return found

@@ -1,0 +1,110 @@
+"""Devices of the nodes of a cluster, as endpoints see them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.errors import DeviceError
+from dynamo_local.core.names import Watcher
+from dynamo_local.core.planning.actions import AddWorker
+from dynamo_local.supervisor.endpoints.devices.nodes import DevicesOfNodes, left_of
+from dynamo_local.supervisor.endpoints.revisions.observing import Room
+from dynamo_local.supervisor.places.cluster import ClusterNode
+from dynamo_local.supervisor.places.rooms import NodeRoom, device_count, rooms_of
+from state.statefile.model import State
+from state.statefile.transitions import add_template, claim
+from tests.places_contract import NAMESPACE
+from tests.unit.state.builders import empty_state
+from tests.unit.supervisor.actuator.fake_ports import blueprint, template
+
+REVISION = "chat@1"
+
+
+def state_with(*claims: tuple[str, tuple[int, ...], float]) -> State:
+    """Workers of an endpoint, each with its node, its devices there and its share of them."""
+    first = Watcher(NAMESPACE, "VllmWorker", 0, REVISION)
+    state = add_template(empty_state(), first, "aggregated")
+    for index, (node, devices, share) in enumerate(claims):
+        watcher = replace(first, index=index)
+        state = claim(state, watcher, role="aggregated", cmd="run", devices=devices, share=share, node=node)
+    return state
+
+
+def nodes_of(rooms: Mapping[str, NodeRoom], own: float = 0) -> DevicesOfNodes:
+    return DevicesOfNodes("cpu-slot", lambda: rooms, own)
+
+
+def wanted(state: State, devices: DevicesOfNodes, number: int, size: int = 1) -> Room:
+    templates = blueprint().with_revision([template("VllmWorker", "aggregated", size, REVISION)])
+    return devices.room(state, templates, [AddWorker("aggregated", "VllmWorker", REVISION)] * number)
+
+
+@given(st.integers(0, 8), st.integers(0, 8), st.floats(0, 8), st.booleans())
+def test_what_is_left_is_what_nobody_holds(size: int, held: int, others: float, virtual: bool) -> None:
+    held = min(size, held)
+    left = left_of(NodeRoom(size, others), [((number + 3,), 1.0) for number in range(held)], virtual=virtual)
+    assert len(left) == size
+    assert all(left[number + 3] == 0 for number in range(held))
+    assert sum(left.values()) == pytest.approx(max(0.0, size - held - (0 if virtual else others)), abs=1e-4)
+
+
+def test_workers_are_counted_on_all_nodes() -> None:
+    devices = nodes_of({"a": NodeRoom(2), "b": NodeRoom(2, others=1)})
+    state = state_with(("a", (0,), 1.0))
+    assert wanted(state, devices, 2) == Room(2)
+    three = wanted(state, devices, 3)
+    assert (three.workers, three.shortage) == (
+        2,
+        "VllmWorker needs 1 CPU slot on one node of the cluster, and none has them free",
+    )
+    assert devices.total() == 3
+
+
+def test_devices_of_one_worker_are_on_one_node() -> None:
+    devices = nodes_of({"a": NodeRoom(2), "b": NodeRoom(2)})
+    assert wanted(state_with(), devices, 3, size=2).workers == 2
+    assert wanted(state_with(("a", (0,), 1.0)), devices, 2, size=2).workers == 1
+    assert wanted(state_with(), devices, 1, size=3).workers == 0
+    with pytest.raises(DeviceError, match="chat needs 3 CPU slots on one node of the cluster"):
+        devices.check_free(state_with(), EndpointSpec(name="chat", model="random", gpu=3))
+    devices.check_free(state_with(), EndpointSpec(name="chat", model="random", gpu=2))
+
+
+def test_mockers_share_devices_with_others() -> None:
+    devices = nodes_of({"a": NodeRoom(1, others=1)})
+    devices.check_free(state_with(), EndpointSpec(name="chat", model="random", engine="mocker"))
+    with pytest.raises(DeviceError, match="on one node of the cluster"):
+        devices.check_free(state_with(), EndpointSpec(name="chat", model="random"))
+
+
+def test_ids_stay_the_same_when_nodes_come_and_go() -> None:
+    rooms = {"b": NodeRoom(2)}
+    devices = nodes_of(rooms)
+    state = state_with(("b", (1,), 0.5), ("a", (0,), 1.0))
+    on_b, on_a = (entry for entry in state.components.values() if entry.holds)
+    before = devices.ids(on_b)
+    assert [devices.free(state)[device] for device in before] == [0.5]
+    # What a node that is gone has had is nowhere.
+    assert devices.ids(on_a) == ()
+    rooms["a"] = NodeRoom(1)
+    assert devices.ids(on_b) == before
+    assert devices.free(state)[devices.ids(on_a)[0]] == 0
+    del rooms["b"]
+    assert devices.ids(on_b) == ()
+    assert len(devices.free(state)) == 1
+
+
+def test_what_others_hold_is_what_is_neither_free_nor_ours() -> None:
+    nodes = {
+        "a": ClusterNode("a", is_alive=True, devices=4, free=1.5),
+        "b": ClusterNode("b", is_alive=False, devices=4, free=4),
+    }
+    rooms = rooms_of(nodes, state_with(("a", (0,), 1.0), ("b", (0,), 1.0)))
+    assert rooms == {"a": NodeRoom(4, 1.5)}
+    assert device_count(rooms.values()) == 2.5
