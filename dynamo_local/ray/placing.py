@@ -16,6 +16,7 @@ from dynamo_local.core.errors import DeviceError
 from dynamo_local.core.shares import fits, held, summed
 from dynamo_local.supervisor.places.cluster import ClusterNode
 from dynamo_local.supervisor.places.port import Need
+from state.devices.allocation import DeviceKind
 
 GPU, CPU, MEMORY = "GPU", "CPU", "memory"
 _VIRTUAL_BYTES = 100
@@ -67,6 +68,7 @@ def counted(nodes: Iterable[RayNode], groups: Iterable[Group], mine: str) -> dic
     """The nodes by id, with their devices. `mine`: prefix of the graph's groups."""
     nodes, groups, found = list(nodes), list(groups), {}
     resource = resource_of(nodes)
+    kind: DeviceKind = "gpu" if resource == GPU else "cpu-slot"
     for node in nodes:
         total = node.total.get(resource, 0) if node.is_alive else 0
         here = [group for group in groups if group.node == node.node]
@@ -74,7 +76,7 @@ def counted(nodes: Iterable[RayNode], groups: Iterable[Group], mine: str) -> dic
         own = summed(group.devices for group in here if group.name.startswith(mine))
         # Ray's own count of what is available runs after the table of groups.
         free = max(0, min(total - reserved, total - own, node.available.get(resource, 0)))
-        found[node.node] = ClusterNode(node.node, node.is_alive, total, free, node.labels)
+        found[node.node] = ClusterNode(node.node, node.is_alive, total, free, node.labels, kind)
     return found
 
 

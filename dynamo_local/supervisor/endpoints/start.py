@@ -79,4 +79,4 @@ def _devices(server: ControlledServer, facts: MachineFacts) -> EndpointDevices:
     own = own_devices(launch.templates)
     if server.rooms is None:
         return DevicesOfMachine(launch.inventory, facts, own)
-    return DevicesOfNodes(launch.inventory.kind, server.rooms, own)
+    return DevicesOfNodes(server.blueprint.current().inventory.kind, server.rooms, own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
@@ -18,8 +19,8 @@ _PACKAGES = ("dynamo-local", "vllm")
 
 class NodeOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`server`: id of the head's server, whose beats are awaited. `graph`: the resolved graph, which may hold secrets.
-    `versions`: of the packages at the head that must be the same here, by name; those that it lacks are left out.
-    `slots`: number of CPU slots of the node, where the cluster counts cores; None: as on any machine."""
+    `versions`: of Python and of the packages at the head that must be the same here, by name; those that it lacks are
+    left out. `slots`: number of CPU slots of the node, where the cluster counts cores; None: as on any machine."""
 
     namespace: str
     node: str
@@ -61,8 +62,8 @@ class NodeOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of the packages that must be the same on all nodes."""
-    found: dict[str, str] = {}
+    """Versions of Python and the packages that must be the same on all nodes."""
+    found = {"Python": f"{sys.version_info.major}.{sys.version_info.minor}"}
     for package in _PACKAGES:
         try:
             found[package] = version(package)

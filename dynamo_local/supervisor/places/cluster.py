@@ -15,19 +15,21 @@ from dynamo_local.bus.owner_record import decoded, encoded
 from dynamo_local.bus.revisions import RevisionError
 from dynamo_local.core.process.ownership import Owner, Record
 from dynamo_local.supervisor.places.port import Need
+from state.devices.allocation import DeviceKind
 
 
 @dataclass(frozen=True)
 class ClusterNode:
     """A node of the cluster. `is_alive`: False once the cluster has declared it dead. `devices`: number of devices
     (GPUs, or cores where there are none) that the cluster counts there, and `free` of them that are not reserved.
-    `labels`: as the cluster has them."""
+    `labels`: as the cluster has them. `kind`: of the devices; None: that of the head's own."""
 
     node: str
     is_alive: bool
     devices: float
     free: float
     labels: Mapping[str, str] = field(default_factory=dict)
+    kind: DeviceKind | None = None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dynamo_local.core.shares import summed
 from dynamo_local.supervisor.places.cluster import ClusterNode
+from state.devices.allocation import DeviceKind
 from state.statefile.model import State
 
 
@@ -26,6 +27,11 @@ def rooms_of(nodes: Mapping[str, ClusterNode], state: State) -> dict[str, NodeRo
         for name, node in nodes.items()
         if node.is_alive
     }
+
+
+def kind_of(nodes: Iterable[ClusterNode], head: DeviceKind) -> DeviceKind:
+    """The kind of the devices of the nodes that live; that of the head's own where the cluster does not say it."""
+    return next((node.kind for node in nodes if node.is_alive and node.kind is not None), head)
 
 
 def device_count(rooms: Iterable[NodeRoom]) -> float:

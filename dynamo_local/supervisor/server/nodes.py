@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace as replace_fields
 
 from msgspec.structs import replace
 
@@ -28,7 +29,7 @@ from dynamo_local.supervisor.places.far import FarPlaces
 from dynamo_local.supervisor.places.local import LocalPlaces
 from dynamo_local.supervisor.places.machine import CircusWatchers, MachineDevices
 from dynamo_local.supervisor.places.mirror import PresenceMirror
-from dynamo_local.supervisor.places.rooms import NodeRoom, device_count
+from dynamo_local.supervisor.places.rooms import NodeRoom, device_count, kind_of
 from dynamo_local.supervisor.places.service import PlacesService
 from dynamo_local.supervisor.places.slots import Slots
 from dynamo_local.supervisor.server.launch.launch import Launch
@@ -68,6 +69,8 @@ class ServerNodes:
         """What goes on while the server drains."""
         self._beats: asyncio.Task[None] | None = None
         self._is_left = False
+        self._kind = launch.inventory.kind
+        """Of the nodes' devices."""
         self._slots: Slots | None = None
         self._places: ClusterPlaces | None = None
         self.rooms: Mapping[str, NodeRoom] = {}
@@ -90,6 +93,7 @@ class ServerNodes:
         self._tasks.spawn("ownership in the cluster", self._kept.failed())
         self._slots = Slots(cluster, launch.graph.namespace)
         await self._slots.clear()
+        self._kind = kind_of((await cluster.nodes()).values(), launch.inventory.kind)
         stack.push_async_callback(self.end, hurry)
 
     async def start(self, bus: Bus, address: BusAddress, watch: FleetWatch) -> None:
@@ -114,8 +118,10 @@ class ServerNodes:
             order=lambda node: self._order(node, address),
             graph=lambda revision: launch.paths.graph_of(revision).read_bytes(),
             is_heard=lambda name: any(presence.watcher == name for presence in watch.view.members()),
-            kind=launch.inventory.kind,
+            kind=self._kind,
         )
+        kinds = replace_fields(launch.inventory, kind=self._kind)
+        await asyncio.to_thread(machinery.blueprint.change, lambda before: replace(before, inventory=kinds))
         await self._count_devices()
         await PlacesService(places, self._tasks).serve(bus, subjects.places)
         mirror = PresenceMirror(books, watch.view.members)
@@ -184,7 +190,7 @@ class ServerNodes:
             self._report.step(f"the next server elsewhere in the cluster will wait for this one: {error}")
 
     def _order(self, node: ClusterNode, address: BusAddress) -> bytes:
-        is_cpu = self._launch.inventory.kind == "cpu-slot"
+        is_cpu = self._kind == "cpu-slot"
         return NodeOrder(
             self._launch.graph.namespace,
             node.node,

@@ -32,6 +32,8 @@ def test_gpus_are_counted_where_a_node_that_lives_has_one() -> None:
     nodes = [node("a"), node("b", gpus=2), node("c", gpus=8, alive=False)]
     found = counted(nodes, [], MINE)
     assert {name: one.devices for name, one in found.items()} == {"a": 0, "b": 2, "c": 0}
+    assert {one.kind for one in found.values()} == {"gpu"}
+    assert counted(nodes[::2], [], MINE)["a"].kind == "cpu-slot"
     assert {name: one.devices for name, one in counted(nodes[::2], [], MINE).items()} == {"a": 4, "c": 0}
 
 

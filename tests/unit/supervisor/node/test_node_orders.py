@@ -73,6 +73,9 @@ def test_a_node_with_other_versions_is_refused_in_a_line() -> None:
     order().check_versions()
     with pytest.raises(ConfigError, match=r"node n1 has vllm .*, and the head has 0\.0\.1; install the same"):
         order(versions={"vllm": "0.0.1"}).check_versions()
+    with pytest.raises(ConfigError, match=r"node n1 has Python 3\.\d+, and the head has 2\.7; install the same"):
+        order(versions={"Python": "2.7"}).check_versions()
+    assert "Python" in order().versions
 
 
 def test_a_node_plans_by_its_own_paths(tmp_path: Path) -> None:

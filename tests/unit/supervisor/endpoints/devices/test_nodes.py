@@ -16,7 +16,7 @@ from dynamo_local.core.planning.actions import AddWorker
 from dynamo_local.supervisor.endpoints.devices.nodes import DevicesOfNodes, left_of
 from dynamo_local.supervisor.endpoints.revisions.observing import Room
 from dynamo_local.supervisor.places.cluster import ClusterNode
-from dynamo_local.supervisor.places.rooms import NodeRoom, device_count, rooms_of
+from dynamo_local.supervisor.places.rooms import NodeRoom, device_count, kind_of, rooms_of
 from state.statefile.model import State
 from state.statefile.transitions import add_template, claim
 from tests.places_contract import NAMESPACE
@@ -108,3 +108,10 @@ def test_what_others_hold_is_what_is_neither_free_nor_ours() -> None:
     rooms = rooms_of(nodes, state_with(("a", (0,), 1.0), ("b", (0,), 1.0)))
     assert rooms == {"a": NodeRoom(4, 1.5)}
     assert device_count(rooms.values()) == 2.5
+
+
+def test_the_kind_of_devices_is_that_of_nodes_that_live() -> None:
+    gpus = ClusterNode("a", is_alive=True, devices=1, free=1, kind="gpu")
+    assert kind_of([gpus], "cpu-slot") == "gpu"
+    assert kind_of([replace(gpus, is_alive=False)], "cpu-slot") == "cpu-slot"
+    assert kind_of([replace(gpus, kind=None)], "cpu-slot") == "cpu-slot"
