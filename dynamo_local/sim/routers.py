@@ -31,7 +31,7 @@ class Placement:
 
 
 class PolicyRouter:
-    """Places requests by a policy, as the router service does, with messages that take no time."""
+    """Places requests by a policy, as the router service does."""
 
     def __init__(self, policy: RoutingPolicy, workers: Sequence[str], settings: MockerSettings, *, pulls: bool) -> None:
         """`pulls`: whether prefixes are pulled."""
