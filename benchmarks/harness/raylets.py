@@ -77,10 +77,11 @@ def raylet_pid(node: Any) -> int:
 
 
 @contextmanager
-def raylets(count: int, directory: Path) -> Iterator[Raylets]:
+def raylets(count: int, directory: Path, storage: Mapping[str, str] | None = None) -> Iterator[Raylets]:
     """A cluster of so many raylets, with two cores each. `directory`: of the head's tables, and of what node servers
-    keep."""
-    kept = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(directory / "gcs")}
+    keep. `storage`: variables that have the head's tables elsewhere."""
+    on_disk = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(directory / "gcs")}
+    kept = on_disk if storage is None else storage
     with _environment({**_LEAN, **kept, STATE_DIR_VARIABLE: str(directory / "state")}):
         from ray.cluster_utils import Cluster
 
