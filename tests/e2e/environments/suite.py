@@ -1,0 +1,144 @@
+"""What holds wherever workers live: serve, kill, migrate, drain, plan, seen by clients who stream over HTTP meanwhile.
+
+The engines are mockers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from dynamo_local.core.messages.presence import Presence
+from state.machine.processes import start_time
+from tests.e2e.llm_server import COMMAND, PATIENCE_S, LlmServer
+from tests.e2e.streams import streamed_text
+from tests.integration.server_process import eventually
+
+WORKERS = 4
+TOKENS = 300
+PROMPTS = [f"story number {number}: " for number in range(16)]
+
+Told = dict[str, str]
+"""Answers by prompt."""
+
+
+class EnvironmentServer(LlmServer):
+    """The example graph with a router, its workers where the options say."""
+
+    def __init__(self, root: Path, namespace: str, *options: str) -> None:
+        graph = ["examples.llm.graphs.agg_router:Frontend", "--Frontend.model=random"]
+        workers = [
+            "--VllmWorker.engine=mocker",
+            "--VllmWorker.mocker-step-base-ms=15",
+            f"--VllmWorker.ServiceArgs.workers={WORKERS}",
+        ]
+        super().__init__(root, namespace, [*graph, *workers, *options])
+
+    def workers(self, number: int) -> dict[str, tuple[int, str]]:
+        """Pids and nodes of the workers, by watcher, once so many are ready. As `ps` has them, without the start of a
+        process."""
+        found: list[Presence] = []
+
+        def are_there(workers: list[Presence]) -> bool:
+            found[:] = (one for one in workers if one.state == "ready" and start_time(one.pid) is not None)
+            return len(found) == number
+
+        asyncio.run(self.until(are_there, f"there are not {number} workers"))
+        nodes = {name: entry.node for name, entry in self.state().components.items()}
+        return {one.watcher: (one.pid, nodes[one.watcher]) for one in found}
+
+    def claimed(self) -> int:
+        """The number of workers that there are, or are about to be."""
+        return sum(entry.holds and entry.component == "VllmWorker" for entry in self.state().components.values())
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=PATIENCE_S, max_retries=0)
+
+    def told(self, disturb: Callable[[], object] = lambda: None, tokens: int = TOKENS) -> Told:
+        """Answers that are streamed at the same time. `disturb` is called once all have begun."""
+        with self.client() as client, ThreadPoolExecutor(len(PROMPTS)) as pool:
+            begun = {prompt: threading.Event() for prompt in PROMPTS}
+            streams = {
+                prompt: pool.submit(streamed_text, client, prompt, tokens, begun[prompt], temperature=0)
+                for prompt in PROMPTS
+            }
+            for event in begun.values():
+                assert event.wait(PATIENCE_S)
+            disturb()
+            return {prompt: stream.result() for prompt, stream in streams.items()}
+
+    @contextmanager
+    def planner(self, *options: str) -> Iterator[None]:
+        """A planner that acts, by hand: that of the graph only observes."""
+        process = subprocess.Popen(
+            [*COMMAND, "planner", "--namespace", self.paths.namespace, *options],
+            env=dict(self.environ),
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(PATIENCE_S)
+
+
+class Suite:
+    """What holds in each environment. Subclasses are collected, with a fixture `server`, and `undisturbed`: the answers
+    of a server that nobody disturbs."""
+
+    def test_workers_are_ready(self, server: EnvironmentServer, undisturbed: Told) -> None:
+        assert len(server.workers(WORKERS)) == WORKERS
+        assert all(undisturbed.values())
+
+    def test_streams_are_whole_when_a_worker_is_killed(self, server: EnvironmentServer, undisturbed: Told) -> None:
+        watcher, (pid, node) = next(iter(server.workers(WORKERS).items()))
+        assert server.told(lambda: os.kill(pid, signal.SIGKILL)) == undisturbed
+        after = server.workers(WORKERS)[watcher]
+        assert after[0] != pid
+        assert after[1] == node
+
+    def test_streams_migrate(self, server: EnvironmentServer, undisturbed: Told) -> None:
+        source = next(iter(server.workers(WORKERS)))
+        rows: list[dict[str, Any]] = []
+        migrate = ("migrate", "--from", source, "--json")
+        assert server.told(lambda: rows.extend(json.loads(server.command(*migrate)))) == undisturbed
+        outcomes = {row["outcome"] for row in rows}
+        assert "migrated" in outcomes
+        # One or the other may have been over by then.
+        assert outcomes <= {"migrated", "ended"}
+
+    def test_streams_leave_a_worker_that_is_drained(self, server: EnvironmentServer, undisturbed: Told) -> None:
+        drained = sorted(server.workers(WORKERS))[-1]
+        assert server.told(lambda: server.command("drain", drained)) == undisturbed
+        assert drained not in server.workers(WORKERS - 1)
+
+    def test_the_planner_adds_workers_for_the_load_and_removes_them_after_it(
+        self, server: EnvironmentServer, undisturbed: Told
+    ) -> None:
+        server.command("scale", "VllmWorker=1")
+        options = [
+            "--policy=concurrency",
+            "--requests-per-worker=6",
+            "--concurrency-window=2",
+            "--adjustment-interval=1",
+            "--metric-pulling-interval=0.25",
+        ]
+        with server.planner(*options):
+            until = time.monotonic() + PATIENCE_S
+            while server.claimed() < 2:
+                assert time.monotonic() < until, "the planner adds no worker"
+                assert server.told() == undisturbed
+            eventually(lambda: server.claimed() == 1, "the planner removes no worker", PATIENCE_S)
+        server.command("scale", f"VllmWorker={WORKERS}")
+        server.workers(WORKERS)
