@@ -54,6 +54,8 @@ class ClusterPlaces:
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """Held while a reservation is made or given back: a node server ends with the last one, and starts with the
     first."""
+    _amounts: Mapping[str, float] = field(default_factory=dict, init=False)
+    """What each worker holds, or held last."""
     _prepared: set[str] = field(default_factory=set, init=False)
     """Watchers for which `reserve` is to follow: no leaks."""
     _servers: NodeServers = field(init=False)
@@ -207,7 +209,12 @@ class ClusterPlaces:
 
     async def rooms(self) -> Mapping[str, NodeRoom]:
         """The devices of the nodes that live, by node."""
-        return rooms_of(await self.cluster.nodes(), await self.books.read())
+        state, nodes, slots = await self._seen()
+        held = {name: entry.device_count for name, entry in state.components.items() if entry.holds}
+        # Released in the books first: what the cluster has not given back yet is not held by others.
+        self._amounts = {name: held.get(name, self._amounts.get(name, 0.0)) for name in held.keys() | slots.keys()}
+        left = [(slot.node, self._amounts[name]) for name, slot in slots.items() if name not in held]
+        return rooms_of(nodes, state, left)
 
     async def leaks(self) -> frozenset[str]:
         """Watchers for which the cluster has reserved something, and that the books do not know."""

@@ -19,9 +19,14 @@ class NodeRoom:
     others: float = 0.0
 
 
-def rooms_of(nodes: Mapping[str, ClusterNode], state: State) -> dict[str, NodeRoom]:
-    """The rooms of the nodes that live, by node. `state`: the graph's books."""
+def rooms_of(
+    nodes: Mapping[str, ClusterNode], state: State, left: Iterable[tuple[str, float]] = ()
+) -> dict[str, NodeRoom]:
+    """The rooms of the nodes that live, by node. `state`: the graph's books. `left`: nodes and amounts of what is still
+    reserved for processes that the books have released."""
     held = held_on(state)
+    for node, amount in left:
+        held[node] = summed([held.get(node, 0.0), amount])
     return {
         name: NodeRoom(int(node.devices), max(0.0, summed([int(node.devices), -node.free, -held.get(name, 0.0)])))
         for name, node in nodes.items()

@@ -15,7 +15,7 @@ from dynamo_local.supervisor.actuator.ports import Ports
 from dynamo_local.supervisor.places.rooms import device_count
 from dynamo_local.supervisor.server.node_keeper import NodeKeeper
 from dynamo_local.tasks import TaskGuard
-from state.statefile.transitions import restart, retire
+from state.statefile.transitions import release, restart, retire
 from tests.places_contract import NAMESPACE, ONE, worker
 from tests.unit.supervisor.actuator.fake_ports import blueprint
 from tests.unit.supervisor.places.cluster_site import SUBJECTS, ClusterInMemory
@@ -256,6 +256,17 @@ async def test_nodes_say_which_workers_they_have_given_up(site: ClusterInMemory)
     site.given_up[node].clear()
     await site.places.silent()
     assert site.places.given_up == {}
+
+
+async def test_what_is_not_given_back_yet_is_not_held_by_others(site: ClusterInMemory) -> None:
+    watcher, node = await site.worker(0)
+    assert (await site.places.rooms())[node].others == 0
+    await site.books.update(lambda state: retire(state, str(watcher)))
+    await site.books.update(lambda state: release(state, str(watcher)))
+    assert (await site.places.rooms())[node].others == 0
+    # What others hold is seen all the same.
+    site.cluster.reserved["theirs"] = (node, 1.0)
+    assert (await site.places.rooms())[node].others == 1
 
 
 async def test_a_node_server_that_is_starting_is_not_silent(site: ClusterInMemory) -> None:
