@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
 from uuid import uuid4
 
+import msgspec
+
 from dynamo_local.core.errors import BusError, DecodeError, EngineError
-from dynamo_local.core.messages.kv import PinAnswer, PinQuestion, Unpin
+from dynamo_local.core.messages.kv import ConfirmAnswer, ConfirmQuestion, PinAnswer, PinQuestion, Unpin
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Engine, Prefix, PulledPrefix
 from dynamo_local.process.context import ServiceContext
 from state.machine.identity import machine_id
 
 _log = logging.getLogger(__name__)
+
+_Reply = TypeVar("_Reply", bound=msgspec.Struct)
 
 PIN_S = 20.0
 """How long blocks are asked to be pinned. Blocks not read by then are computed."""
@@ -36,10 +43,12 @@ class KvPuller:
         self._context = context
         self._engine = engine
         self._answer_s = answer_s
-        self._asking: dict[asyncio.Future[PinAnswer], str] = {}
-        """Pin requests without an answer yet, each with its source."""
+        self._asking: dict[asyncio.Future[Any], str] = {}
+        """Questions without an answer yet, each with its source."""
         self._pins: dict[RequestEpoch, tuple[str, str]] = {}
         """(source, pin) of each request whose blocks are being read."""
+        self._unsettled: set[str] = set()
+        """Pins of sources on other machines whose reads do not count yet."""
 
     async def pull(self, work: Submit, source: str) -> PulledPrefix | None:
         """Have `source` pin the prefix of this request until `done`. None if nothing can be pulled. Never raises."""
@@ -59,13 +68,16 @@ class KvPuller:
         hashes = prefix.hashes[:_MAX_BLOCKS]
         pin = uuid4().hex
         pulled: PulledPrefix | None = None
-        question = PinQuestion(pin, prefix.fingerprint, hashes, PIN_S, prefix.rest, machine_id())
+        until = time.monotonic() + PIN_S
+        question = PinQuestion(pin, prefix.fingerprint, hashes, PIN_S, prefix.rest, machine_id(), self._network)
         try:
             # Concurrently: each of the two engines answers only when its step under way has ended.
-            answer, cached = await asyncio.gather(self._pinned(source, question), self._engine.cached(prefix))
-            refused = answer.refused
-            if answer.blocks > 0 and answer.machine != question.machine:
-                refused = "it is of another machine, whose clock says nothing here"
+            answer, cached = await asyncio.gather(
+                self._ask_source(source, self._context.subjects.pin(source), question, PinAnswer),
+                self._engine.cached(prefix),
+            )
+            pin = answer.pin or pin
+            refused = answer.refused or _why_unusable(question, answer)
             if refused is not None:
                 _log.warning(
                     "worker %s lends no KV to request %s, whose prefix is computed: %s", source, request, refused
@@ -73,15 +85,58 @@ class KvPuller:
             elif answer.blocks > cached:
                 pulled = PulledPrefix(pin, hashes, answer, cached, len(prefix.rest))
                 self._pins[request] = (source, pin)
+                if answer.machine != question.machine:
+                    pulled = self._confirmed_later(request, source, pulled, until)
         finally:
             if pulled is None:
                 # Also without an answer: if only that was lost, the source has pinned the blocks.
                 await self._unpin(source, pin)
         return pulled
 
-    async def _pinned(self, source: str, question: PinQuestion) -> PinAnswer:
-        subject = self._context.subjects.pin(source)
-        asking = asyncio.ensure_future(self._context.bus.ask(subject, question, PinAnswer, timeout_s=self._answer_s))
+    def _confirmed_later(self, request: RequestEpoch, source: str, pulled: PulledPrefix, until: float) -> PulledPrefix:
+        """The same, to be confirmed by the source under the name that it has given to the pin."""
+        pin = pulled.answer.pin
+        self._pins[request] = (source, pin)
+        self._unsettled.add(pin)
+        self._context.tasks.spawn(f"confirm {pin}", self._confirm(source, pin))
+        # The reader gives up by its own clock: it says nothing of the source's.
+        answer = msgspec.structs.replace(pulled.answer, until=until)
+        return replace(pulled, pin=pin, answer=answer, to_confirm=True)
+
+    async def _confirm(self, source: str, pin: str) -> None:
+        """Once everything has been read, ask the source whether the pin was held until then. Never raises."""
+        held = False
+        try:
+            if not await self._engine.read_ended(pin):
+                return
+            subject = self._context.subjects.confirm(source)
+            held = (await self._ask_source(source, subject, ConfirmQuestion(pin), ConfirmAnswer)).held
+            if not held:
+                _log.warning("worker %s did not hold its KV until it was read: it is computed", source)
+        except (BusError, DecodeError, EngineError) as error:
+            _log.warning("worker %s did not confirm that it held its KV, which is computed: %s", source, error)
+        except Exception:  # noqa: BLE001
+            # The boundary of a pull, which no request depends on.
+            _log.exception("it cannot be confirmed that worker %s held its KV, which is computed", source)
+        finally:
+            await self._settle(pin, held=held)
+
+    async def _settle(self, pin: str, *, held: bool) -> None:
+        self._unsettled.discard(pin)
+        try:
+            await self._engine.settle_read(pin, held=held)
+        except EngineError as error:
+            _log.warning("the engine was not told whether pin %s was held: %s", pin, error)
+
+    @property
+    def _network(self) -> str:
+        """The closed network in which this engine reads KV of other machines."""
+        engine = self._context.announcer.presence.engine
+        return "" if engine is None else engine.kv_network
+
+    async def _ask_source(self, source: str, subject: str, question: msgspec.Struct, reply: type[_Reply]) -> _Reply:
+        """Ask, until the source is gone. Raises BusError and DecodeError."""
+        asking = asyncio.ensure_future(self._context.bus.ask(subject, question, reply, timeout_s=self._answer_s))
         self._asking[asking] = source
         try:
             await asyncio.wait((asking,))
@@ -93,15 +148,19 @@ class KvPuller:
         return asking.result()
 
     def lost(self, source: str) -> None:
-        """The source is gone: fail the pin requests that wait for it."""
+        """The source is gone: fail the questions that wait for it."""
         for asking in [asking for asking, asked in self._asking.items() if asked == source]:
             asking.cancel()
 
     async def done(self, requests: Iterable[RequestEpoch]) -> None:
         """Unpin the blocks of requests that have read them or do not need them. Others are ignored."""
         for request in requests:
-            if (pinned := self._pins.pop(request, None)) is not None:
-                await self._unpin(*pinned)
+            if (pinned := self._pins.pop(request, None)) is None:
+                continue
+            if pinned[1] in self._unsettled:
+                # Not awaited: the engine answers between two steps, and tokens are not to wait for that.
+                self._context.tasks.spawn(f"settle {pinned[1]}", self._settle(pinned[1], held=False))
+            await self._unpin(*pinned)
 
     async def _unpin(self, source: str, pin: str) -> None:
         try:
@@ -112,3 +171,12 @@ class KvPuller:
                 source,
                 error,
             )
+
+
+def _why_unusable(question: PinQuestion, answer: PinAnswer) -> str | None:
+    """Why what the source has pinned is not to be read; None if it is."""
+    if answer.blocks <= 0 or (answer.machine and answer.machine == question.machine):
+        return None
+    if not question.network:
+        return "it is of another machine, whose clock says nothing here"
+    return None if answer.machine and answer.pin else "it cannot be asked whether it has held the blocks"

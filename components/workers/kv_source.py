@@ -9,7 +9,14 @@ import msgspec
 
 from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.errors import EngineError
-from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion, PinAnswer, PinQuestion
+from dynamo_local.core.messages.kv import (
+    CachedAnswer,
+    CachedQuestion,
+    ConfirmAnswer,
+    ConfirmQuestion,
+    PinAnswer,
+    PinQuestion,
+)
 from dynamo_local.core.ports import Engine
 from dynamo_local.process.context import ServiceContext
 from state.machine.identity import machine_id
@@ -18,7 +25,8 @@ _log = logging.getLogger(__name__)
 
 
 class KvSource:
-    """Serves one engine's KV cache. A pin ends by `Unpin` (engine_service.py), or when its time is over.
+    """Serves one engine's KV cache. A pin ends by `Unpin` (engine_service.py), by being confirmed, or when its time is
+    over.
 
     `is_parked`: whether the engine is not to be asked, and has nothing cached.
     """
@@ -27,12 +35,15 @@ class KvSource:
         self._context = context
         self._engine = engine
         self._is_parked = is_parked
+        self._far_pins = 0
+        """Pins of readers on other machines so far."""
 
     async def start(self) -> None:
         """Begin to answer."""
         context = self._context
         await context.bus.serve(context.subjects.cached(context.lease), CachedQuestion, self._on_cached)
         await context.bus.serve(context.subjects.pin(context.lease), PinQuestion, self._on_pin)
+        await context.bus.serve(context.subjects.confirm(context.lease), ConfirmQuestion, self._on_confirm)
 
     async def _on_cached(self, question: CachedQuestion, answer: Answer) -> None:
         try:
@@ -47,9 +58,13 @@ class KvSource:
         if self._is_parked():
             await answer.send(PinAnswer(0, refused="nothing is cached there: the worker is parked"))
             return
-        if (refused := _refused(question.machine)) is not None:
+        if (refused := self._refusal(question)) is not None:
             await answer.send(PinAnswer(0, refused=refused))
             return
+        if question.machine != machine_id():
+            # A name of our own, never given twice: a question that is delivered twice must not revive a pin that ended.
+            self._far_pins += 1
+            question = msgspec.structs.replace(question, pin=f"{question.pin}.{self._far_pins}")
         # Not awaited: a pin waits for the engine steps under way, and other readers are not to wait for it.
         self._context.tasks.spawn(f"pin {question.pin}", self._pin(question, answer))
 
@@ -62,16 +77,36 @@ class KvSource:
             # The boundary of a pin request: an error in one must not end the process.
             _log.exception("blocks could not be pinned for %s", question.pin)
             pinned = PinAnswer(0, refused="the engine could not pin the blocks")
-        await answer.send(msgspec.structs.replace(pinned, machine=question.machine))
+        if question.machine != machine_id():
+            # No moment of this machine's clock says anything there.
+            pinned = msgspec.structs.replace(pinned, until=0.0, pin=question.pin)
+        await answer.send(msgspec.structs.replace(pinned, machine=machine_id()))
+
+    async def _on_confirm(self, question: ConfirmQuestion, answer: Answer) -> None:
+        self._context.tasks.spawn(f"confirm {question.pin}", self._confirm(question, answer))
+
+    async def _confirm(self, question: ConfirmQuestion, answer: Answer) -> None:
+        try:
+            held = await self._engine.confirm(question.pin)
+        except Exception:  # noqa: BLE001
+            # As for pins.
+            _log.exception("it cannot be told whether pin %s was held", question.pin)
+            held = False
+        await answer.send(ConfirmAnswer(held))
+
+    def _refusal(self, question: PinQuestion) -> str | None:
+        """Why nothing is pinned for this reader, if so. On one machine both ends of a read go by one clock. Another
+        machine's reader has to confirm, and must be in the network that the admin has declared closed."""
+        if not machine_id():
+            return "which machine it is on cannot be told: /proc/sys/kernel/random/boot_id cannot be read"
+        if question.machine == machine_id():
+            return None
+        engine = self._context.announcer.presence.engine
+        network = "" if engine is None else engine.kv_network
+        if not network or not question.machine:
+            return "it is on another machine, and KV is read on one machine alone (--kv-network)"
+        return None if question.network == network else f"the reader is not in its network for KV, {network}"
 
     def _block_size(self) -> int:
         engine = self._context.announcer.presence.engine
         return 0 if engine is None else engine.block_size
-
-
-def _refused(reader: str) -> str | None:
-    """Why nothing is pinned for a reader of this machine. Both ends of a read go by one clock: with another, the reader
-    would take blocks for its own that the source has reused."""
-    if not machine_id():
-        return "which machine it is on cannot be told: /proc/sys/kernel/random/boot_id cannot be read"
-    return None if reader == machine_id() else "it is on another machine, and KV is read on one machine alone"

@@ -12,6 +12,7 @@ from components.workers.listed_adapters import BoardAdapters
 from components.workers.warming.hot_prefixes import DEFAULT_SHARE
 from dynamo_local.core.http.bounds import RequestBounds
 from dynamo_local.core.ports import Engine
+from dynamo_local.engine.kv.network import NetworkSettings, network_here
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, ranks_of
 from dynamo_local.engine.vllm.kv.local_users import LocalUserSettings
@@ -82,7 +83,7 @@ class WorkerSettings:
 
 def worker_schema() -> SchemaTable:
     """All keys that a worker takes."""
-    settings = (WorkerSettings, TuningSettings, WeightSettings, MockerSettings, LocalUserSettings)
+    settings = (WorkerSettings, TuningSettings, WeightSettings, MockerSettings, LocalUserSettings, NetworkSettings)
     return combine(*map(schema_of, settings), engine_schema(), adapter_schema())
 
 
@@ -104,8 +105,11 @@ def make_engine(context: ServiceContext) -> Engine:
         from dynamo_local.engine.mocker.engine import MockerEngine
 
         # As vLLM does: the first name under which the model is served, which `dynamo ls` and the start show.
+        network = network_here(context.settings(NetworkSettings))
         names = context.config.get("served-model-name") or [context.config.get("model", "mocker")]
-        return MockerEngine(context.settings(MockerSettings), context.private_dir, model=names[0])
+        return MockerEngine(
+            context.settings(MockerSettings), context.private_dir, model=names[0], kv_network=network.cidr
+        )
     from dynamo_local.engine.vllm.engine import VllmEngine
 
     settings = context.settings(WorkerSettings)

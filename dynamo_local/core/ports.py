@@ -67,6 +67,9 @@ class PulledPrefix:
     answer: PinAnswer
     cached: int = 0
     rest: int = 0
+    to_confirm: bool = False
+    """The source is on another machine. What is read counts once `Engine.settle_read` says that the pin was held, and
+    `answer.until` is a moment of this machine's clock, at which the reader gives up."""
 
 
 class Engine(Protocol):
@@ -120,6 +123,17 @@ class Engine(Protocol):
 
     async def unpin(self, pins: Sequence[str]) -> None:
         """End pins before their time. Unknown pins are ignored."""
+
+    async def confirm(self, pin: str) -> bool:
+        """Release a pin. Returns whether it was held: none of its blocks has been reused so far."""
+
+    async def read_ended(self, pin: str) -> bool:
+        """Wait until everything that is to be read under a pin `to_confirm` has been read. False: it is not read, or
+        its read has been settled."""
+
+    async def settle_read(self, pin: str, *, held: bool) -> None:
+        """Have what was read under a pin `to_confirm` count, or be computed. `held`: the source has confirmed the pin
+        after `read_ended` was true. A pin that is settled or not known is ignored."""
 
     async def step(self) -> Step:
         """Wait for the outcome of the next step. Raises EngineError once the engine is dead."""

@@ -183,6 +183,10 @@ class Subjects:
         """Asks a worker to pin blocks for a reader (request and answer)."""
         return f"{self._root}.pin.{lease}"
 
+    def confirm(self, lease: str) -> str:
+        """Asks a worker whether a pin of a reader on another machine is still held (request and answer)."""
+        return f"{self._root}.confirm.{lease}"
+
     def hot_prefixes(self, lease: str) -> str:
         """Asks a worker for the prefixes that it was asked for most (request and answer)."""
         return f"{self._root}.hot_prefixes.{lease}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from dynamo_local.core.errors import ConfigError
 
 MODEL_FILES_ENV = "DYN_MODEL_FILES"
 """Set by the server in a worker of an endpoint: identity of the files that its revision was checked with."""
+
+_READERS = 4
 
 
 def files_identity(folder: Path | None, *, strictly: bool = False) -> str:
@@ -33,6 +36,21 @@ def files_identity(folder: Path | None, *, strictly: bool = False) -> str:
             changed = (status.st_ino, status.st_ctime_ns) if strictly else ()
             found.append((path.name, target.name, status.st_size, status.st_mtime_ns, *changed))
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
+def contents_identity(folder: Path) -> str:
+    """Names and contents of the files there: the same on every machine. Reads all of them. Raises OSError."""
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    with ThreadPoolExecutor(_READERS) as readers:
+        digests = list(readers.map(_digest, files))
+    return hashlib.sha256(
+        json.dumps([(path.name, digest) for path, digest in zip(files, digests, strict=True)]).encode()
+    ).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_identity(folder: str) -> str:

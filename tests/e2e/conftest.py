@@ -36,6 +36,7 @@ SERVERS = (
     "monitored",
     "ranks",
     "engines",
+    "far_pair",
     "real",
     "real_float32",
     "own_servers",

@@ -13,6 +13,7 @@ from dynamo_local.core.names import short_watcher
 from dynamo_local.core.shares import shown_devices
 
 if TYPE_CHECKING:
+    from dynamo_local.core.routing.kv_ways import KvWays
     from dynamo_local.supervisor.admin.status import Row
 
 _HEADERS = ("WATCHER", "ENDPOINT", "COMPONENT", "ROLE", "NODE", "PID", "DEVICES", "STATE", "DETAIL")
@@ -78,6 +79,14 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
+def _kv_between_machines(kv: KvWays) -> list[str]:
+    """How KV crosses machines; nothing where it does not."""
+    if kv.between_machines == "recomputed":
+        return ["KV between machines: recomputed"] if kv.computed_anew else []
+    others = f" (that of {kv.computed_anew} other workers: recomputed)" if kv.computed_anew else ""
+    return [f"KV between machines: {kv.between_machines}{others}"]
+
+
 def _load(row: Row) -> str:
     load = row.load
     if load is None:
@@ -88,6 +97,6 @@ def _load(row: Row) -> str:
         words.append(f"KV {load.kv_usage:.0%}")
     if row.no_transfer is not None:
         words.append(f"no KV transfer: {row.no_transfer}")
-    elif row.kv is not None and row.kv.computed_anew:
-        words.append(f"KV of {row.kv.computed_anew} other workers computed anew")
+    elif row.kv is not None:
+        words += _kv_between_machines(row.kv)
     return ", ".join(words)

@@ -33,8 +33,9 @@ class PinQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
     """Order to keep those leading blocks with these hashes that are cached, for `keep_s` seconds.
 
     `fingerprint` is the reader's. KV is read only between engines with the same one, which covers all that gives KV its
-    meaning. `machine` is the reader's (state/machine/identity.py). KV is read only on one machine: both ends go by
-    `PinAnswer.until`.
+    meaning. `machine` is the reader's (state/machine/identity.py). On one machine both ends go by `PinAnswer.until`;
+    between two, only in a `network` that both are in, and the reader asks after the read whether the pin was held
+    (`ConfirmQuestion`).
     """
 
     pin: str
@@ -46,12 +47,16 @@ class PinQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens behind these blocks. Their KV is pinned as well if a request that runs at the source has it."""
     machine: str = ""
     """Empty: not known, and the same as no other."""
+    network: str = ""
+    """Closed network (CIDR) in which the reader reads KV of other machines. Empty: in none."""
     v: int = VERSION
 
 
 class PinAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """Confirms that `blocks` leading blocks are written, and are not reused before `until` unless they are unpinned.
-    `until` is a moment of the clock of `machine`, which both processes share (CLOCK_MONOTONIC, s).
+    `until` is a moment of the clock of `machine`, which both processes share (CLOCK_MONOTONIC, s). To a reader on
+    another machine it is 0, and `pin` is the name by which it asks whether the pin was held: one that the source never
+    gave before.
 
     With blocks == 0 nothing is pinned, and `refused` says why. `rest` > 0: one more block is pinned, with the KV of so
     many tokens; a running request goes on writing to it. `handle` tells the reader's engine where to read, in a format
@@ -64,6 +69,22 @@ class PinAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     refused: str | None = None
     rest: int = 0
     machine: str = ""
+    pin: str = ""
+    v: int = VERSION
+
+
+class ConfirmQuestion(msgspec.Struct, frozen=True):
+    """Question of a reader on another machine, sent after its last read has ended: is this pin still held? It is
+    released by the answer."""
+
+    pin: str
+    v: int = VERSION
+
+
+class ConfirmAnswer(msgspec.Struct, frozen=True):
+    """Whether the pin was held until the question came, so that none of its blocks was reused before."""
+
+    held: bool
     v: int = VERSION
 
 

@@ -36,6 +36,8 @@ class EngineInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the engine can be asked for, in vLLM's words: "generate", or for pooling models "embed", "classify", ..."""
     kv_events: bool = False
     """Whether the worker publishes which blocks it has cached (core/messages/kv_events.py)."""
+    kv_network: str = ""
+    """Closed network (CIDR) in which KV is read between this engine and others on other machines. Empty: in none."""
 
 
 class ClassUsage(msgspec.Struct, frozen=True, array_like=True):

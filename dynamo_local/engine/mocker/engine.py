@@ -69,6 +69,7 @@ class MockerEngine:
         directory: Path | None = None,
         *,
         model: str = "mocker",
+        kv_network: str = "",
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -76,6 +77,7 @@ class MockerEngine:
         self._directory = directory
         self._fingerprint = fingerprint(settings, model)
         self._model = model
+        self._kv_network = kv_network
         self._clock = clock
         self._sleep = sleep
         self._scheduler = scheduler.Scheduler(settings)
@@ -121,6 +123,7 @@ class MockerEngine:
             kv_blocks=self._settings.mocker_kv_blocks,
             max_num_seqs=self._settings.mocker_max_num_seqs,
             kv_events=self._settings.mocker_prefix_caching,
+            kv_network=self._kv_network,
         )
 
     async def submit(self, work: Submit, pulled: PulledPrefix | None = None) -> None:
@@ -184,8 +187,20 @@ class MockerEngine:
 
     async def unpin(self, pins: Sequence[str]) -> None:
         for name in pins:
-            if self._scheduler.leases.end(Key("pin", name)):
-                self._load_changed()
+            await self.confirm(name)
+
+    async def confirm(self, pin: str) -> bool:
+        self._scheduler.leases.expire(self._clock())
+        if held := self._scheduler.leases.end(Key("pin", pin)):
+            self._load_changed()
+        return held
+
+    async def read_ended(self, pin: str) -> bool:
+        return await self._reads.ended(pin)
+
+    async def settle_read(self, pin: str, *, held: bool) -> None:
+        if self._reads.settle(pin, held=held):
+            self._load_changed()
 
     async def step(self) -> Step:
         """Run a step, as the port says. A cancelled call loses nothing: the next one continues the same step."""

@@ -130,7 +130,12 @@ class VllmEngine:
         if no_events is not None:
             _log.info("this engine does not tell which blocks it has cached: %s", no_events)
         info = info_of(
-            launched.vllm_config, self._pull, self._no_transfer, tuple(self._supported), kv_events=no_events is None
+            launched.vllm_config,
+            self._pull,
+            self._no_transfer,
+            tuple(self._supported),
+            kv_events=no_events is None,
+            kv_network=launched.network.cidr,
         )
         self._tasks.spawn("after the start", asyncio.to_thread(self._note, launched.weights))
         self._max_model_len, self._forgotten = info.max_model_len, info.forgotten
@@ -260,6 +265,16 @@ class VllmEngine:
     async def unpin(self, pins: Sequence[str]) -> None:
         if self._pull is not None:
             self._pull.release(pins=pins)
+
+    async def confirm(self, pin: str) -> bool:
+        return self._pull is not None and await self._pull.confirm(pin)
+
+    async def read_ended(self, pin: str) -> bool:
+        return self._pull is not None and await self._pull.read_ended(pin)
+
+    async def settle_read(self, pin: str, *, held: bool) -> None:
+        if self._pull is not None:
+            await self._pull.settle_read(pin, held=held)
 
     async def step(self) -> Step:
         from vllm.v1.engine.exceptions import EngineDeadError

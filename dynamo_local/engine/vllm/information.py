@@ -9,7 +9,13 @@ from dynamo_local.engine.vllm.kv.pull.host import PullHost
 
 
 def info_of(
-    vllm_config: Any, pull: PullHost | None, no_transfer: str | None, tasks: tuple[str, ...], *, kv_events: bool
+    vllm_config: Any,
+    pull: PullHost | None,
+    no_transfer: str | None,
+    tasks: tuple[str, ...],
+    *,
+    kv_events: bool,
+    kv_network: str = "",
 ) -> EngineInfo:
     """Describe the engine that has started: vLLM's client has written its own figures into the configuration."""
     from dynamo_local.engine.vllm.requests.seeded_sampling import forgotten
@@ -26,4 +32,5 @@ def info_of(
         block_bytes=None if pull is None else pull.block_bytes,
         tasks=tasks,
         kv_events=kv_events,
+        kv_network=kv_network if no_transfer is None else "",
     )

@@ -27,6 +27,12 @@ class Flag:
     engines_only: bool = False
 
 
+def kv_network_flag(cidr: str | None) -> tuple[Flag, ...]:
+    """The option `--kv-network`, if it is given."""
+    key = "kv-network"
+    return () if cidr is None else (Flag((key,), cidr, f"--{key}", key, engines_only=True),)
+
+
 def overrides_of(specs: Sequence[ServiceSpec], flags: Sequence[Flag]) -> Iterator[Override]:
     """Yield the flags as options of the services that take them. Raises ConfigError if no service takes one."""
     for flag in flags:

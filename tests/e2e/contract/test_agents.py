@@ -26,11 +26,12 @@ from vllm.distributed.nixl_utils import NixlWrapper
 
 from dynamo_local.engine.vllm.kv import identity, memory_agent
 from dynamo_local.engine.vllm.kv.memory_agent import MemoryAgent
+from dynamo_local.engine.vllm.kv.network_agent import NetworkAgent, bind_transport
 from dynamo_local.engine.vllm.kv.pull.host import open_pull
 from dynamo_local.engine.vllm.kv.pull.messages import Description
 from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
 from dynamo_local.engine.vllm.launch import _set_up_transfer
-from dynamo_local.engine.vllm.patches.kv.nixl_agent import memory_agents
+from dynamo_local.engine.vllm.patches.kv.nixl_agent import memory_agents, network_agents
 from tests.e2e.kv.agent_source import COUNT, PIECE, agent_of
 
 PATIENCE_S = 60.0
@@ -74,7 +75,13 @@ def outcome(reader: ReaderThread, local: Any, remote: Any, indices: list[int]) -
 
 
 @pytest.mark.parametrize(
-    ("kind", "source", "dead"), [("nixl", "nixl", "nixlRemoteDisconnectError"), ("memory", "memory", "EngineError")],
+    ("kind", "source", "dead"),
+    [
+        ("nixl", "nixl", "nixlRemoteDisconnectError"),
+        ("memory", "memory", "EngineError"),
+        # Of this machine, as it is here. Others: tests/e2e/kv/test_between_machines.py.
+        ("network", "network", "EngineError"),
+    ],
     indirect=["source"],
 )  # fmt: skip
 def test_an_agent_reads_and_notices_that_the_source_dies(
@@ -107,15 +114,17 @@ def test_all_that_vllm_does_with_an_agent_can_be_done_with_ours() -> None:
     source = inspect.getsource(NixlBaseConnectorWorker) + inspect.getsource(NixlPullConnectorWorker)
     used = set(re.findall(r"self\.nixl_wrapper\.(\w+)", source))
     # Of notifications there are none (PullWorker), and the reading thread answers for itself.
-    missing = used - {*dir(MemoryAgent), *dir(ReaderThread)}
-    assert missing == {"send_notif", "get_new_notifs"}
+    for ours in (MemoryAgent, NetworkAgent):
+        assert used - {*dir(ours), *dir(ReaderThread)} == {"send_notif", "get_new_notifs"}
     assert "nixl_wrapper_cls = NixlWrapper\n" in source
 
 
 def test_agents_are_replaced_for_a_while_only() -> None:
     worker: Any = importlib.import_module(NixlBaseConnectorWorker.__module__)
-    with memory_agents():
-        assert worker.NixlWrapper is MemoryAgent
+    ours: list[tuple[Any, type]] = [(memory_agents, MemoryAgent), (network_agents, NetworkAgent)]
+    for agents, kind in ours:
+        with agents():
+            assert worker.NixlWrapper is kind
     assert worker.NixlWrapper is NixlWrapper
     assert importlib.import_module("nixl._api").nixl_agent is NixlWrapper
 
@@ -146,3 +155,12 @@ def test_an_engine_that_may_not_open_a_port_starts_without() -> None:
 
     assert _set_up_transfer(configuration, wanted=True, forbidden="there are others")[1:] == (None, "there are others")
     assert made == [None]
+
+
+def test_the_transport_is_bound_to_one_interface() -> None:
+    bound = {"UCX_NET_DEVICES": "lo"}
+    bind_transport("eth1", only_tcp=True, environ=bound)
+    assert bound == {"UCX_NET_DEVICES": "eth1", "UCX_TLS": "tcp"}
+    chosen = {"UCX_NET_DEVICES": "mlx5_0:1"}
+    bind_transport("eth1", only_tcp=False, environ=chosen)
+    assert chosen == {"UCX_NET_DEVICES": "mlx5_0:1"}

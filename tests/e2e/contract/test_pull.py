@@ -42,6 +42,7 @@ from vllm.v1.request import Request
 from vllm.v1.worker import kv_connector_model_runner_mixin
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
+from dynamo_local.engine.kv.confirmations import Confirmations
 from dynamo_local.engine.kv.leases import Key, Leases
 from dynamo_local.engine.vllm.environment import IMPORT_DEFAULTS
 from dynamo_local.engine.vllm.kv.block_hashes import BlockHasher
@@ -128,6 +129,7 @@ def test_what_is_to_be_read_is_begun_before_the_step_computes(monkeypatch: pytes
     """Without reads to begin, the worker looks after its reads behind the computation, as vLLM has it."""
     scheduler = PullScheduler.__new__(PullScheduler)
     scheduler._fence, scheduler._posted, scheduler._strays = StepFence(), {}, Counter()
+    scheduler.confirmations = Confirmations(1)
     scheduler._reading = {"r": [1]} if reading else {}
     scheduler.source = create_autospec(PullSource, instance=True)
     output = SchedulerOutput.make_empty()

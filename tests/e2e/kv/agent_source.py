@@ -9,15 +9,20 @@ from typing import Any
 import numpy as np
 
 from dynamo_local.engine.vllm.kv.memory_agent import MemoryAgent
+from dynamo_local.engine.vllm.kv.network_agent import NetworkAgent, bind_transport
 from dynamo_local.engine.vllm.patches.tuning.nixl_threads import sleeping_progress_threads
 
 PIECE, COUNT = 4096, 64
 
 
 def agent_of(kind: str, name: str) -> Any:
-    """An agent as the connector has it: "nixl" or "memory"."""
+    """An agent as the connector has it: "nixl", "memory" or "network"."""
     if kind == "memory":
         return MemoryAgent(name)
+    if kind == "network":
+        bind_transport("lo", only_tcp=True)
+        with sleeping_progress_threads():
+            return NetworkAgent(name)
     api: Any = importlib.import_module("nixl._api")
     with sleeping_progress_threads():
         return api.nixl_agent(name, api.nixl_agent_config(num_threads=0, capture_telemetry=True))

@@ -135,6 +135,13 @@ class ScriptedEngine:
     pin_raises: Exception | None = None
     cached_raises: Exception | None = None
     no_transfer: str | None = None
+    kv_network: str = ""
+    asked_to_confirm: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    holds: bool = True
+    """Pins are held until they are confirmed."""
+    reads: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by a test when what is to be confirmed has been read."""
+    settled: asyncio.Queue[tuple[str, bool]] = field(default_factory=asyncio.Queue)
     waited_for_core_s: float = 0.0
     grows: bool = False
     grown: asyncio.Queue[RequestEpoch] = field(default_factory=asyncio.Queue)
@@ -156,7 +163,9 @@ class ScriptedEngine:
         self.wakes.set()
 
     async def start(self, progress: Progress) -> EngineInfo:
-        return EngineInfo("scripted", "model", 100, SCRIPTED_BLOCK_SIZE, 100, 10, self.no_transfer)
+        return EngineInfo(
+            "scripted", "model", 100, SCRIPTED_BLOCK_SIZE, 100, 10, self.no_transfer, kv_network=self.kv_network
+        )
 
     async def submit(self, work: Submit, pulled: PulledPrefix | None = None) -> None:
         if self.submit_raises is not None:
@@ -196,6 +205,17 @@ class ScriptedEngine:
     async def unpin(self, pins: Sequence[str]) -> None:
         for pin in pins:
             self.unpinned.put_nowait(pin)
+
+    async def confirm(self, pin: str) -> bool:
+        self.asked_to_confirm.put_nowait(pin)
+        return self.holds
+
+    async def read_ended(self, pin: str) -> bool:
+        await self.reads.wait()
+        return True
+
+    async def settle_read(self, pin: str, *, held: bool) -> None:
+        self.settled.put_nowait((pin, held))
 
     async def step(self) -> Step:
         return await self.steps.get()

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.errors import ConfigError
-from dynamo_local.model.files import MODEL_FILES_ENV, check_model_files, files_identity, read_identity
+from dynamo_local.model.files import (
+    MODEL_FILES_ENV,
+    check_model_files,
+    contents_identity,
+    files_identity,
+    read_identity,
+)
 
 
 @pytest.fixture
@@ -24,6 +30,22 @@ def test_a_file_that_was_replaced_is_another(folder: Path) -> None:
     (folder / "weights").write_text("new")
     os.utime(folder / "weights", ns=(0, 0))
     assert files_identity(folder) != before
+
+
+def test_between_machines_contents_are_compared(folder: Path, tmp_path: Path) -> None:
+    """A copy is the same, and another content is another one, also with the same size and time."""
+    other = tmp_path / "copy"
+    other.mkdir()
+    (other / "weights").write_text("old")
+    assert contents_identity(other) == contents_identity(folder)
+    (other / "weights").write_text("new")
+    for one in (folder, other):
+        os.utime(one / "weights", ns=(1, 1))
+    assert files_identity(other) == files_identity(folder)
+    assert contents_identity(other) != contents_identity(folder)
+    (other / "weights").rename(other / "other")
+    (other / "other").write_text("old")
+    assert contents_identity(other) != contents_identity(folder)
 
 
 def test_a_worker_loads_only_what_its_revision_was_checked_with(folder: Path) -> None:

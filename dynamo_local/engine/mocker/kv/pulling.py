@@ -30,6 +30,8 @@ class Pull:
     blocks: tuple[int, ...]
     start: int
     until: float
+    confirm: str = ""
+    """Pin that has to be confirmed after the read for this to count. Empty: `until` decides."""
 
     @property
     def end(self) -> int:
@@ -59,4 +61,6 @@ def plan_pull(pulled: PulledPrefix, hashes: Sequence[BlockHash]) -> Pull | None:
     wanted = hashes[start : start + len(offered)]
     if tuple(wanted) != offered[: len(wanted)]:
         return None
-    return Pull(handle.path, handle.blocks[: len(wanted)], start, pulled.answer.until)
+    return Pull(
+        handle.path, handle.blocks[: len(wanted)], start, pulled.answer.until, pulled.pin if pulled.to_confirm else ""
+    )

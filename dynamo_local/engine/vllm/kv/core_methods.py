@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dynamo_local.engine.vllm.kv.pull.scheduler import PullScheduler
 
-Method = Literal["describe", "cached", "pin", "release", "grow", "counts"]
+Method = Literal["describe", "cached", "pin", "release", "grow", "counts", "confirm", "read_ended", "settle_read"]
 
 
 def name_of(method: Method) -> str:
@@ -54,6 +54,20 @@ def _release(core: EngineCoreProc, pins: Sequence[str], holds: Sequence[str]) ->
     _tell_load(core)
     next_end = source.leases.next_end
     return None if math.isinf(next_end) else next_end
+
+
+def _confirm(core: EngineCoreProc, name: str) -> bool:
+    held = _scheduler(core).source.confirm(name)
+    _tell_load(core)
+    return held
+
+
+def _read_ended(core: EngineCoreProc, name: str) -> Future[bool]:
+    return _scheduler(core).confirmations.ended(name)
+
+
+def _settle_read(core: EngineCoreProc, name: str, held: bool) -> None:
+    _scheduler(core).confirmations.settle(name, held)
 
 
 def _grow(
@@ -113,4 +127,7 @@ METHODS: Mapping[Method, Callable[..., Any]] = {
     "release": _release,
     "grow": _grow,
     "counts": _counts,
+    "confirm": _confirm,
+    "read_ended": _read_ended,
+    "settle_read": _settle_read,
 }

@@ -1,7 +1,8 @@
 """Identity of KV: everything that a block's bytes depend on. Engines of the same identity may read each other's KV.
 
 One machine, one clock, one file system: files that look the same from outside (name, size, time) are taken for the
-same. That is cheap, and errs on the side of computing.
+same. That is cheap, and errs on the side of computing. Where KV is read between machines the files' contents are
+compared: copies and images give other files the same size and time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MLAAttentionSpec
 from vllm.version import __version__  # type: ignore[attr-defined]
 
-from dynamo_local.model.files import files_identity
+from dynamo_local.model.files import contents_identity, files_identity
 
 _KINDS = (FullAttentionSpec, MLAAttentionSpec)
 """Kinds of attention whose blocks hold the KV of all their tokens, for all layers."""
@@ -110,11 +111,17 @@ def identity_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> dict
     }
 
 
-def model_identity(vllm_config: VllmConfig) -> dict[str, str]:
-    """Identity of the weights, and of their use. `vllm_config` is that of an engine that has not started yet: models go
-    by the `max-model-len` with which they are built, and it may shrink to what there is memory for."""
+def model_identity(vllm_config: VllmConfig, network: str = "") -> dict[str, str]:
+    """Identity of the weights, and of their use.
+
+    `network`: in which KV is read between machines. `vllm_config` is that of an engine that has not started yet: models
+    go by the `max-model-len` with which they are built, and it may shrink to what there is memory for.
+    """
     found = {path: _text(attrgetter(path)(vllm_config)) for path in sorted(set(SETTLED.values()))}
-    return {**found, "files": files_identity(model_folder(vllm_config.model_config))}
+    folder = model_folder(vllm_config.model_config)
+    if network:
+        return {**found, "network": network, "files": "unknown" if folder is None else contents_identity(folder)}
+    return {**found, "files": files_identity(folder)}
 
 
 def fingerprints(
@@ -129,19 +136,20 @@ def fingerprints(
     """
     prints: dict[str | None, str] = {None: _fingerprint(core, model)}
     prints |= {
-        adapter.lora_name: _fingerprint(core, model, _adapter_identity(adapter, lora))
+        adapter.lora_name: _fingerprint(core, model, _adapter_identity(adapter, lora, by_content="network" in model))
         for adapter in adapters
         if lora is not None
     }
     return prints
 
 
-def _adapter_identity(adapter: LoRARequest, lora: LoRAConfig) -> dict[str, str]:
+def _adapter_identity(adapter: LoRARequest, lora: LoRAConfig, *, by_content: bool) -> dict[str, str]:
     """Identity of an adapter's weights, and of their use. (Its name and its folder are part of every block's hash.)"""
     settled = {name: _text(getattr(lora, name)) for name in _SETTLED_FOR_ADAPTERS}
+    folder = Path(adapter.lora_path)
     return {
         **settled,
-        "files": files_identity(Path(adapter.lora_path), strictly=True),
+        "files": contents_identity(folder) if by_content else files_identity(folder, strictly=True),
         "3d": str(adapter.is_3d_lora_weight),
     }
 

@@ -64,7 +64,7 @@ class PullSource:
             blocks.append(partial.block)
         refused = self.leases.take(key, blocks, until) if blocks else "nothing of it is cached"
         if refused is None:
-            self._fence.when_written(lambda: answer.set_result(self._confirm(key, hashes, partial)))
+            self._fence.when_written(lambda: answer.set_result(self._settle(key, hashes, partial)))
         else:
             answer.set_result(Pinned((), refused))
         return answer
@@ -81,11 +81,16 @@ class PullSource:
             self.leases.end(Key("hold", name))
         self.expire()
 
+    def confirm(self, name: str) -> bool:
+        """End a pin. Returns whether it was held: a lease ends before the first of its blocks is reused."""
+        self.expire()
+        return self.leases.end(Key("pin", name))
+
     def expire(self) -> None:
         """End the leases whose time is over."""
         self.leases.expire(self._clock())
 
-    def _confirm(self, key: Key, hashes: Sequence[bytes], partial: PartialBlock | None) -> Pinned:
+    def _settle(self, key: Key, hashes: Sequence[bytes], partial: PartialBlock | None) -> Pinned:
         """Shorten a pin to the blocks that stand now that all of them are written.
 
         The lease may have ended, and an engine takes back the hashes of blocks whose step has failed.

@@ -26,6 +26,7 @@ from dynamo_local.sdk.service import spec_of
 from dynamo_local.supervisor.places.environments import LOCAL, check_environment
 from dynamo_local.supervisor.server.adapter_rooms import with_rooms
 from dynamo_local.supervisor.server.launch.bus import bus_of
+from dynamo_local.supervisor.server.launch.kv_networks import check_kv_networks
 from dynamo_local.supervisor.server.launch.launch import Launch, here
 from dynamo_local.supervisor.server.launch.models import Obtain, with_models, without_downloads_for_mockers
 from dynamo_local.supervisor.server.launch.plan import HttpAddress, plan_forkserver, plan_services, service_templates
@@ -130,6 +131,7 @@ def prepare(
         resolved = with_named_models(graph, resolved, named_models)
     if obtain is not None:
         resolved = with_models(graph, resolved, obtain, on_cpu=inventory.kind == "cpu-slot")
+    check_kv_networks(resolved, here=not clustered)
     own = {template.service for template in here(templates, clustered=clustered)}
     forkserver = plan_forkserver(resolved, inventory, paths.root, own)
     return Launch(

@@ -49,7 +49,15 @@ from dynamo_local.core.messages.keys import (
     RevokeKey,
     RotateKey,
 )
-from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion, PinAnswer, PinQuestion, Unpin
+from dynamo_local.core.messages.kv import (
+    CachedAnswer,
+    CachedQuestion,
+    ConfirmAnswer,
+    ConfirmQuestion,
+    PinAnswer,
+    PinQuestion,
+    Unpin,
+)
 from dynamo_local.core.messages.kv_events import KvChanges, KvStateQuestion
 from dynamo_local.core.messages.metrics import (
     Kind,
@@ -147,6 +155,7 @@ engine_infos = st.builds(
     max_num_seqs=counts,
     tasks=texts,
     kv_events=st.booleans(),
+    kv_network=text,
 )
 shares = st.none() | st.floats(0, 1)
 loads = st.builds(
@@ -466,10 +475,20 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
         keep_s=finite,
         rest=tokens.map(tuple),
         machine=text,
+        network=text,
     ),
     PinAnswer: st.builds(
-        PinAnswer, blocks=counts, until=finite, handle=packed, refused=st.none() | text, rest=counts, machine=text
+        PinAnswer,
+        blocks=counts,
+        until=finite,
+        handle=packed,
+        refused=st.none() | text,
+        rest=counts,
+        machine=text,
+        pin=text,
     ),
+    ConfirmQuestion: st.builds(ConfirmQuestion, pin=text),
+    ConfirmAnswer: st.builds(ConfirmAnswer, held=st.booleans()),
     RoleQuestion: st.builds(RoleQuestion, role=text),
     HoldQuestion: st.builds(HoldQuestion),
     Holds: st.builds(Holds, refused=st.dictionaries(st.integers(0, 1024), text, max_size=3)),

@@ -6,8 +6,10 @@ from dynamo_local.core.messages.presence import EngineInfo, Presence
 from dynamo_local.core.routing.kv_ways import KvWays, ways_of_kv
 
 
-def worker(name: str, machine: str, *, no_transfer: str | None = None, role: str = "decode") -> Presence:
-    engine = EngineInfo("mocker", "m", 1024, 16, 64, 8, no_transfer=no_transfer)
+def worker(
+    name: str, machine: str, *, no_transfer: str | None = None, role: str = "decode", network: str = ""
+) -> Presence:
+    engine = EngineInfo("mocker", "m", 1024, 16, 64, 8, no_transfer=no_transfer, kv_network=network)
     return Presence(f"ns_{name}", name, role, name, 1, "ready", engine=engine, machine=machine)
 
 
@@ -29,3 +31,27 @@ def test_other_models_and_processes_are_not_counted() -> None:
     one, other = worker("chat@1_A", "here"), worker("chat@2_A", "here")
     frontend = worker("Frontend", "here", role="frontend")
     assert ways_of_kv([one, other, frontend]) == {one.watcher: KvWays(0, 0), other.watcher: KvWays(0, 0)}
+
+
+def test_in_a_closed_network_kv_is_read_between_machines() -> None:
+    net = "10.1.2.0/24"
+    found = ways_of_kv(
+        [
+            worker("A", "here", network=net),
+            worker("B", "here", network=net),
+            worker("C", "there", network=net),
+            worker("D", "elsewhere"),
+            worker("E", "far", network="10.9.9.0/24"),
+            worker("F", "there", network=net, no_transfer="no room"),
+        ]
+    )
+    assert found["ns_A"] == found["ns_B"] == KvWays(1, 3, 1, "closed network")
+    assert found["ns_C"] == KvWays(0, 3, 2, "closed network")
+    assert found["ns_D"] == KvWays(0, 5)
+    assert found["ns_E"] == KvWays(0, 5, 0, "closed network")
+    assert found["ns_F"] == KvWays(0, 5)
+
+
+def test_a_machine_that_is_not_known_is_in_no_network() -> None:
+    net = "10.1.2.0/24"
+    assert ways_of_kv([worker("A", "", network=net), worker("B", "b", network=net)])["ns_B"].network == 0

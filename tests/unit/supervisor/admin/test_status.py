@@ -5,6 +5,7 @@ import pytest
 
 from dynamo_local.cli.look.ps import _cells, as_table
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence, ProcessState
+from dynamo_local.core.routing.kv_ways import KvWays
 from dynamo_local.supervisor.admin.status import _by_endpoint, row
 from state.statefile.model import Component, Resources
 
@@ -68,6 +69,25 @@ def test_a_worker_that_lends_no_kv_says_why() -> None:
     assert found.no_transfer == "the model keeps a state"
     assert _cells(found)[-1] == "0 running, 0 waiting, KV 0%, no KV transfer: the model keeps a state"
     assert row(WORKER, "active", (7,), says("ready"), True).no_transfer is None
+
+
+@pytest.mark.parametrize(
+    ("kv", "told"),
+    [
+        (KvWays(2, 0), ""),
+        (KvWays(2, 3), ", KV between machines: recomputed"),
+        (KvWays(0, 0, 2, "closed network"), ", KV between machines: closed network"),
+        (
+            KvWays(0, 3, 2, "closed network"),
+            ", KV between machines: closed network (that of 3 other workers: recomputed)",
+        ),
+    ],
+)
+def test_a_worker_says_how_kv_crosses_machines(kv: KvWays, told: str) -> None:
+    engine = EngineInfo("vllm", "m", 1024, 16, 64, 8)
+    presence = msgspec.structs.replace(says("ready"), engine=engine, load=Load(0, 0, 0.0), url=None)
+    found = msgspec.structs.replace(row(WORKER, "active", (7,), presence, reachable=True), kv=kv)
+    assert _cells(found)[-1] == f"0 running, 0 waiting, KV 0%{told}"
 
 
 def test_workers_of_endpoints_have_their_endpoint_and_come_after_the_graphs_own_by_revision() -> None:

@@ -136,6 +136,18 @@ class PullHost:
         sampling = bytes(work.sampling)
         return bool(await self._ask("grow", warm.name, warm.tokens, rest, sampling, work.arrival_time, stays))
 
+    async def confirm(self, pin: str) -> bool:
+        """See core.ports.Engine."""
+        return bool(await self._ask("confirm", pin))
+
+    async def read_ended(self, pin: str) -> bool:
+        """See core.ports.Engine."""
+        return bool(await self._ask("read_ended", pin, timeout_s=LONGEST_LEASE_S))
+
+    async def settle_read(self, pin: str, *, held: bool) -> None:
+        """See core.ports.Engine."""
+        await self._ask("settle_read", pin, held)
+
     def release(self, pins: Sequence[str] = (), holds: Sequence[str] = ()) -> None:
         """End leases, soon. Unknown ones are ignored."""
         task = asyncio.get_running_loop().create_task(self._release(pins, holds), name="release leases")
@@ -257,4 +269,5 @@ def _pull_of(pulled: PulledPrefix) -> Pull | None:
     whole = blocks == len(pulled.hashes) < len(handle.blocks)
     rest = max(min(pulled.answer.rest, pulled.rest), 0) if whole else 0
     handle = msgspec.structs.replace(handle, blocks=handle.blocks[: blocks + (rest > 0)])
-    return Pull(handle, pulled.hashes[:blocks], pulled.answer.until, rest)
+    confirm = pulled.pin if pulled.to_confirm else ""
+    return Pull(handle, pulled.hashes[:blocks], pulled.answer.until, rest, confirm)

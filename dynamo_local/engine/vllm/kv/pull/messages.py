@@ -23,6 +23,9 @@ HOST_PID = "host_pid"
 CPU_TUNING = "cpu_tuning"
 """Key in the same place: whether the engine is tuned for few cores (tuning.py)."""
 
+NET_DEVICE = "net_device"
+"""Key in the same place: network interface on which engines of other machines read KV. Empty: there is none."""
+
 _MOST_AGENT_BYTES = 1 << 16
 _MOST_AGENTS_BYTES = 1 << 18
 """Bytes of all ranks together: they travel in one message, with the blocks."""
@@ -69,6 +72,8 @@ class Pull(msgspec.Struct, frozen=True):
     """Time (CLOCK_MONOTONIC, s) before which the read has to be complete to count."""
     rest: int = 0
     """Tokens behind those of `hashes`, at the beginning of one more block."""
+    confirm: str = ""
+    """Pin that has to be confirmed after the read for this to count (confirmations.py). Empty: `until` decides."""
 
 
 class TransferParams(msgspec.Struct, frozen=True, omit_defaults=True):

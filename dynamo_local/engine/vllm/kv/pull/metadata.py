@@ -38,10 +38,15 @@ class PullMetadata(NixlConnectorMetadata):
         """Agents of the engines to be read from, each by rank."""
         self.may_wait = False
         """Workers may wait for reads to end: the step computes nothing."""
+        self.to_confirm: set[str] = set()
+        """Requests whose reads do not count before a verdict."""
+        self.verdicts: dict[str, bool] = {}
+        """Whether what was read for these requests counts."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Keep empty metadata small: every step sends some, and nearly always there is nothing in it."""
-        return (PullMetadata, (), self.__dict__) if self.deadlines or self.may_wait else (PullMetadata, ())
+        has_any = self.deadlines or self.may_wait or self.verdicts
+        return (PullMetadata, (), self.__dict__) if has_any else (PullMetadata, ())
 
     def add_read(
         self, request_id: str, engine: str, ranks: tuple[bytes, ...], local: list[int], remote: list[int], until: float
@@ -71,15 +76,16 @@ class PullMetadata(NixlConnectorMetadata):
 
 @dataclass
 class ReadReport(KVConnectorWorkerMetadata):
-    """Workers to scheduler: reads that were given up while something may still be written to their blocks, and those
-    of them that have ended since. By request, each counted once a rank."""
+    """Workers to scheduler: reads that were given up while something may still be written to their blocks, those
+    of them that have ended since, and reads to be confirmed that have ended. By request, each counted once a rank."""
 
     strayed: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
+    read: Counter[str] = field(default_factory=Counter)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> ReadReport:
         assert isinstance(other, ReadReport)
-        return ReadReport(self.strayed + other.strayed, self.ended + other.ended)
+        return ReadReport(self.strayed + other.strayed, self.ended + other.ended, self.read + other.read)
 
 
 class KeptStats(KVConnectorStats):

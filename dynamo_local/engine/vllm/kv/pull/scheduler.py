@@ -30,10 +30,18 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
+from dynamo_local.engine.kv.confirmations import Confirmations
 from dynamo_local.engine.kv.leases import Key
 from dynamo_local.engine.vllm.kv.fence import StepFence
 from dynamo_local.engine.vllm.kv.identity import identity_of, unsupported_layers
-from dynamo_local.engine.vllm.kv.pull.messages import Description, Pull, PullCounts, TransferParams, why_not_told
+from dynamo_local.engine.vllm.kv.pull.messages import (
+    NET_DEVICE,
+    Description,
+    Pull,
+    PullCounts,
+    TransferParams,
+    why_not_told,
+)
 from dynamo_local.engine.vllm.kv.pull.metadata import KeptStats, PullMetadata, ReadReport, pack_payload
 from dynamo_local.engine.vllm.kv.source import PullSource
 from dynamo_local.engine.vllm.patches.kv.block_pool import report_references
@@ -98,6 +106,7 @@ class PullScheduler(NixlPullConnectorScheduler):
         self.source: PullSource
         self._pool: BlockPool
         self._fence = StepFence()
+        self.confirmations = Confirmations(vllm_config.parallel_config.tensor_parallel_size)
         self._agents: tuple[bytes, ...] = ()
         self._compatibility = ""
         self._wanted: dict[str, _Wanted] = {}
@@ -138,6 +147,9 @@ class PullScheduler(NixlPullConnectorScheduler):
 
     def why_kept(self) -> str | None:
         """Say why blocks must stay as they are although no request runs; None if they need not."""
+        assert self.vllm_config.kv_transfer_config is not None
+        if self.vllm_config.kv_transfer_config.get_from_extra_config(NET_DEVICE, ""):
+            return "the memory of KV that other machines read stays where it is (kv-network)"
         self.source.expire()
         if self._reading or self._strays:
             return "blocks of its KV cache are being read into"
@@ -200,6 +212,8 @@ class PullScheduler(NixlPullConnectorScheduler):
         end = wanted.end + (wanted.rest > 0)
         local = list(blocks.get_block_ids()[0][cached:end])
         remote = list(wanted.pull.handle.blocks[cached - wanted.start : end - wanted.start])
+        if wanted.pull.confirm:
+            self.confirmations.begin(request.request_id, wanted.pull.confirm, wanted.pull.until)
         self._posted[request.request_id] = _Read(wanted.pull, local, remote)
         self._reading[request.request_id] = local
         self._blocks_read += len(local)
@@ -213,7 +227,12 @@ class PullScheduler(NixlPullConnectorScheduler):
         for request_id, read in self._posted.items():
             handle = read.pull.handle
             meta.add_read(request_id, handle.engine, handle.agents, read.local, read.remote, read.pull.until)
+            if read.pull.confirm:
+                meta.to_confirm.add(request_id)
         self._posted.clear()
+        if len(self.confirmations):
+            self.confirmations.expire(time.monotonic())
+            meta.verdicts = self.confirmations.take()
         if self._reading:
             # vLLM's workers begin to read before the step's computation then, not after it: a whole step earlier. That
             # delays the step by next to nothing, as another thread does the reading.
@@ -225,8 +244,10 @@ class PullScheduler(NixlPullConnectorScheduler):
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, ReadReport):
             self._note_strays(report)
+            self.confirmations.note(report.read)
         for request_id in connector_output.finished_recving or ():
             self._reading.pop(request_id, None)
+            self.confirmations.forget(request_id)
 
     def end_step(self) -> KeptStats | None:
         """Count a step that has ended. vLLM calls this once for every step."""
@@ -242,8 +263,8 @@ class PullScheduler(NixlPullConnectorScheduler):
         return False, None
 
     def has_pending_push_work(self) -> bool:
-        """Strays are looked after by steps, even if there is nothing else to do."""
-        return bool(self._strays)
+        """Strays and reads to be confirmed are looked after by steps, even if there is nothing else to do."""
+        return bool(self._strays) or len(self.confirmations) > 0
 
     def _locate(self, request: Request, pull: Pull) -> _Wanted | None:
         """Locate the blocks to be read in the context. Blocks of another context are found out by their hashes."""

@@ -3,14 +3,17 @@
 What is read is read in a thread beside them (reader_thread.py).
 
 A one-sided read does not notice that the blocks it reads are reused. The source promises not to reuse them before a
-certain time, of a clock that both sides share; so a read counts if it was *seen* complete before that time.
+certain time, of a clock that both sides share; so a read counts if it was *seen* complete before that time. Where the
+source is on another machine there is no such clock, and a read counts once the source has confirmed the pin after it
+(confirmations.py); the time is then the reader's own, at which it gives up.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import msgspec
 from vllm.config import VllmConfig
@@ -27,10 +30,11 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from dynamo_local.core.errors import EngineError
-from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID
+from dynamo_local.engine.vllm.kv.network_agent import bind_transport
+from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID, NET_DEVICE
 from dynamo_local.engine.vllm.kv.pull.metadata import PullMetadata, ReadReport, unpack_payload
 from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
-from dynamo_local.engine.vllm.patches.kv.nixl_agent import memory_agents
+from dynamo_local.engine.vllm.patches.kv.nixl_agent import memory_agents, network_agents
 from dynamo_local.engine.vllm.patches.tuning.nixl_threads import sleeping_progress_threads
 
 logger = init_logger(__name__)
@@ -51,7 +55,8 @@ class PullWorker(NixlPullConnectorWorker):
         # was given.
         cores = os.sched_getaffinity(0)
         assert vllm_config.kv_transfer_config is not None
-        with _agents(tuned=vllm_config.kv_transfer_config.get_from_extra_config(CPU_TUNING, True)):
+        extra = vllm_config.kv_transfer_config.get_from_extra_config
+        with _agents(extra(NET_DEVICE, ""), tuned=extra(CPU_TUNING, True)):
             super().__init__(vllm_config, engine_id, kv_cache_config)
         os.sched_setaffinity(0, cores)
         self._host_pid: int = self.kv_transfer_config.get_from_extra_config(HOST_PID, os.getpid())
@@ -65,7 +70,12 @@ class PullWorker(NixlPullConnectorWorker):
         """Transfers that were given up and have not ended, by request."""
         self._stray_engines: dict[str, str] = {}
         self._report: ReadReport | None = None
-        """Report of reads that were given up since the last step, if any were."""
+        """Report of reads since the last step, if there is any to make."""
+        self._to_confirm: set[str] = set()
+        """Requests whose reads do not count before a verdict."""
+        self._unsettled: set[str] = set()
+        """Those of them that have been read."""
+        self._verdicts: dict[str, bool] = {}
         self._look_at = 0.0
         """Time of the next look for engines that cannot be read from any more, while nothing is being read."""
         self._may_wait = False
@@ -73,6 +83,8 @@ class PullWorker(NixlPullConnectorWorker):
     def start_load_kv(self, metadata: NixlConnectorMetadata) -> None:
         assert isinstance(metadata, PullMetadata)
         self._may_wait = metadata.may_wait
+        self._to_confirm |= metadata.to_confirm
+        self._verdicts.update((name, held) for name, held in metadata.verdicts.items() if name in self._to_confirm)
         if not metadata.deadlines and not self._deadlines:
             # Nothing to be read, and nothing that waits for its handshake.
             return
@@ -83,10 +95,10 @@ class PullWorker(NixlPullConnectorWorker):
         super().start_load_kv(metadata)
 
     def get_transfer_results(self) -> KVConnectorTransferResults:
-        if self._may_wait and (self._recving_transfers or self._strays):
+        if self._may_wait and (self._recving_transfers or self._strays or self._unsettled):
             self._reader.wait(_WAIT_S)
         now = time.monotonic()
-        if not self._deadlines and not self._strays and now < self._look_at:
+        if not self._deadlines and not self._strays and not self._unsettled and now < self._look_at:
             # Nothing is being read: looking for what has ended costs a part of every step.
             return KVConnectorTransferResults()
         self._look_at = now + _LOOK_EVERY_S
@@ -97,6 +109,7 @@ class PullWorker(NixlPullConnectorWorker):
         for request_id in results.finished_recving:
             if now >= self._deadlines.pop(request_id, 0.0):
                 results.failed_recving.add(request_id)
+        self._withhold(results)
         if self._strays:
             ended, _ = self._pop_done_transfers(self._strays)
             self._reported().ended.update(ended)
@@ -107,12 +120,33 @@ class PullWorker(NixlPullConnectorWorker):
     def take_report(self) -> ReadReport | None:
         """Take the report of reads that were given up. Returns it once."""
         report, self._report = self._report, None
-        return report if report is not None and (report.strayed or report.ended) else None
+        return report if report is not None and (report.strayed or report.ended or report.read) else None
 
     def _reported(self) -> ReadReport:
         if self._report is None:
             self._report = ReadReport()
         return self._report
+
+    def _withhold(self, results: KVConnectorTransferResults) -> None:
+        """Keep back what is to be confirmed, until the verdict. The source is asked when all ranks have said that they
+        have read."""
+        for request_id in self._to_confirm & results.finished_recving:
+            self._reported().read[request_id] += 1
+            if request_id in results.failed_recving:
+                self._forget(request_id)
+            else:
+                results.finished_recving.discard(request_id)
+                self._unsettled.add(request_id)
+        for request_id in self._unsettled & self._verdicts.keys():
+            results.finished_recving.add(request_id)
+            if not self._verdicts[request_id]:
+                results.failed_recving.add(request_id)
+            self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._to_confirm.discard(request_id)
+        self._unsettled.discard(request_id)
+        self._verdicts.pop(request_id, None)
 
     def _give_up(self, now: float) -> None:
         """Let the reads fail whose time is over, whatever they wait for."""
@@ -188,11 +222,19 @@ class PullWorker(NixlPullConnectorWorker):
         super()._cleanup_remote_engine(engine_id, log_eviction=log_eviction)
 
 
-def _agents(*, tuned: bool) -> AbstractContextManager[None]:
-    """The context in which vLLM's connector makes its agent."""
-    if current_platform.is_cpu():
-        return memory_agents()
-    return sleeping_progress_threads() if tuned else nullcontext()
+@contextmanager
+def _agents(net_device: str, *, tuned: bool) -> Iterator[None]:
+    """The context in which vLLM's connector makes its agent. `net_device`: the interface on which engines of other
+    machines read."""
+    on_cpu = current_platform.is_cpu()
+    if net_device:
+        bind_transport(net_device, only_tcp=on_cpu)
+    with ExitStack() as stack:
+        if on_cpu:
+            stack.enter_context(network_agents() if net_device else memory_agents())
+        if tuned and (net_device or not on_cpu):
+            stack.enter_context(sleeping_progress_threads())
+        yield
 
 
 def _remote_of(meta: ReqMeta) -> RemoteMeta:

@@ -1,4 +1,5 @@
-"""Agents that copy from other processes' memory (kv/memory_agent.py) in the place of NIXL's, for engines on a CPU."""
+"""Agents of our own in the place of NIXL's, for engines on a CPU: those that copy from other processes' memory
+(kv/memory_agent.py), and those that are read by other machines as well (kv/network_agent.py)."""
 
 from __future__ import annotations
 
@@ -7,16 +8,30 @@ from contextlib import contextmanager
 from typing import Any
 
 from dynamo_local.engine.vllm.kv.memory_agent import MemoryAgent
+from dynamo_local.engine.vllm.kv.network_agent import NetworkAgent
 
 
 @contextmanager
 def memory_agents() -> Iterator[None]:
-    """Give connectors of vLLM that are made within such an agent instead of NIXL's."""
+    """Give connectors of vLLM that are made within an agent that reads on this machine instead of NIXL's."""
+    with _agents(MemoryAgent):
+        yield
+
+
+@contextmanager
+def network_agents() -> Iterator[None]:
+    """Give connectors of vLLM that are made within an agent that reads on other machines as well instead of NIXL's."""
+    with _agents(NetworkAgent):
+        yield
+
+
+@contextmanager
+def _agents(kind: type) -> Iterator[None]:
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
 
     module: Any = base_worker
     original = module.NixlWrapper
-    module.NixlWrapper = MemoryAgent
+    module.NixlWrapper = kind
     try:
         yield
     finally:

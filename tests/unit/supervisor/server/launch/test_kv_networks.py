@@ -1,0 +1,61 @@
+"""The network for KV, as it is given to `dynamo serve`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dynamo_local.core.errors import UsageError
+from dynamo_local.engine.kv.network import NO_NETWORK, ClosedNetwork, NetworkSettings, network_here
+from dynamo_local.sdk.config.flags import kv_network_flag, overrides_of
+from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.sdk.graph import load_graph
+from dynamo_local.sdk.service import spec_of
+from dynamo_local.supervisor.server.launch.kv_networks import check_kv_networks
+
+ELSEWHERE = "198.51.100.0/24"
+
+
+def graph(config: dict[str, Any]) -> ResolvedGraph:
+    service = ResolvedService("VllmWorker", "components:VllmWorker", "decode", 1, 0, 0.0, {}, config, ())
+    return ResolvedGraph(service.target, "ns", (service,))
+
+
+@pytest.mark.parametrize("cidr", ["10.0.0.0/33", "10.0.0.1/8", "fd00::/64", "nonsense"])
+def test_what_is_no_network_is_refused(cidr: str) -> None:
+    for here in (True, False):
+        with pytest.raises(UsageError) as caught:
+            check_kv_networks(graph({"kv-network": cidr}), here=here)
+        assert "\n" not in str(caught.value)
+        assert repr(cidr) in caught.value.cause
+    with pytest.raises(ValueError, match="kv-network must be an IPv4 network"):
+        NetworkSettings(cidr)
+
+
+def test_a_network_that_this_machine_is_not_in_is_refused_unless_workers_are_elsewhere() -> None:
+    with pytest.raises(UsageError) as caught:
+        check_kv_networks(graph({"kv-network": ELSEWHERE}), here=True)
+    assert ELSEWHERE in caught.value.cause
+    assert "127.0.0.1 (lo)" in str(caught.value.remedy)
+    check_kv_networks(graph({"kv-network": ELSEWHERE}), here=False)
+    check_kv_networks(graph({"kv-network": "127.0.0.0/8"}), here=True)
+    check_kv_networks(graph({}), here=True)
+
+
+def test_the_option_is_for_workers() -> None:
+    services = load_graph("examples.llm.graphs.disagg:Frontend").services
+    found = list(overrides_of([spec_of(service) for service in services], kv_network_flag(ELSEWHERE)))
+    assert {each.section for each in found} == {"VllmWorker", "PrefillWorker"}
+    assert {(each.path, each.text) for each in found} == {(("kv-network",), ELSEWHERE)}
+    assert kv_network_flag(None) == ()
+
+
+def test_a_worker_goes_by_the_interface_that_its_machine_has(caplog: pytest.LogCaptureFixture) -> None:
+    assert network_here(NetworkSettings("127.0.0.0/8")) == ClosedNetwork("127.0.0.0/8", "lo")
+    assert network_here(NetworkSettings()) == NO_NETWORK
+    assert not caplog.text
+    assert network_here(NetworkSettings(ELSEWHERE)) == NO_NETWORK
+    assert network_here(NetworkSettings("127.0.0.0/8"), "there are other users") == NO_NETWORK
+    assert "no interface has its address" in caplog.text
+    assert "there are other users" in caplog.text
