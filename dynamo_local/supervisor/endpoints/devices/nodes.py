@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -32,6 +32,8 @@ class DevicesOfNodes:
     own: float = 0
     _numbers: dict[str, int] = field(default_factory=dict, init=False)
     """By node. They stay the same."""
+    _next: Iterator[int] = field(default_factory=count, init=False)
+    """Numbers that no node has, whichever threads ask at the same time."""
 
     def total(self) -> float:
         return summed([device_count(self.rooms().values()), -self.own])
@@ -74,7 +76,9 @@ class DevicesOfNodes:
         return found
 
     def _number(self, node: str) -> int:
-        return self._numbers.setdefault(node, len(self._numbers))
+        if node not in self._numbers:
+            self._numbers.setdefault(node, next(self._next))
+        return self._numbers[node]
 
     def _lacking(self, who: str, needed: float) -> str:
         devices = f"{needed:g} {noun(self.kind, 1 if needed <= 1 else 2)}"
