@@ -54,8 +54,6 @@ class ClusterPlaces:
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """Held while a reservation is made or given back: a node server ends with the last one, and starts with the
     first."""
-    _amounts: Mapping[str, float] = field(default_factory=dict, init=False)
-    """What each worker holds, or held last."""
     _prepared: set[str] = field(default_factory=set, init=False)
     """Watchers for which `reserve` is to follow: no leaks."""
     _servers: NodeServers = field(init=False)
@@ -210,11 +208,9 @@ class ClusterPlaces:
     async def rooms(self) -> Mapping[str, NodeRoom]:
         """The devices of the nodes that live, by node."""
         state, nodes, slots = await self._seen()
-        held = {name: entry.device_count for name, entry in state.components.items() if entry.holds}
-        # Released in the books first: what the cluster has not given back yet is not held by others.
-        self._amounts = {name: held.get(name, self._amounts.get(name, 0.0)) for name in held.keys() | slots.keys()}
-        left = [(slot.node, self._amounts[name]) for name, slot in slots.items() if name not in held]
-        return rooms_of(nodes, state, left)
+        claimed = {name for name, entry in state.components.items() if entry.holds}
+        # Claimed last, and released first in the books: what the cluster has of ours beside them is not held by others.
+        return rooms_of(nodes, state, self.slots.unclaimed(claimed, slots))
 
     async def leaks(self) -> frozenset[str]:
         """Watchers for which the cluster has reserved something, and that the books do not know."""
