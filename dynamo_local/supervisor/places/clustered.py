@@ -201,7 +201,9 @@ class ClusterPlaces:
         state, nodes, slots = await self._seen()
         asked = self._asked(nodes, state, slots)
         answers = await self._servers.places(asked)
-        self.given_up = {name: why for place in answers.values() for name, why in place.given_up.items()}
+        told = {name: why for place in answers.values() for name, why in place.given_up.items()}
+        unknown = {name: why for name, why in self.given_up.items() if _node(state, name) in asked - answers.keys()}
+        self.given_up = unknown | told
         silent = asked - answers.keys() - self._servers.starting
         return {node: any(map(self.is_heard, _claimed_on(state, node))) for node in silent}
 

@@ -253,6 +253,10 @@ async def test_nodes_say_which_workers_they_have_given_up(site: ClusterInMemory)
     site.given_up[node][str(watcher)] = "it has ended 5 times"
     assert not await site.places.silent()
     assert site.places.given_up == {str(watcher): "it has ended 5 times"}
+    # Who does not answer has not said that it starts them again.
+    site.miss(node, 1)
+    await site.places.silent()
+    assert site.places.given_up == {str(watcher): "it has ended 5 times"}
     site.given_up[node].clear()
     await site.places.silent()
     assert site.places.given_up == {}
