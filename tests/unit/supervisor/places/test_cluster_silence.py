@@ -248,6 +248,32 @@ async def test_a_node_that_joins_is_used_without_another_look(site: ClusterInMem
     assert keeper.count == 1
 
 
+async def test_nodes_are_not_counted_beside_the_looks_for_ever(site: ClusterInMemory) -> None:
+    _, node = await site.worker(0)
+    keeper = Keeper(site)
+    keeper.failures = 1
+    site.cluster.dead.add(node)
+    for _ in range(3):
+        await keeper.keeper.look()
+    with pytest.raises(SupervisorError):
+        await keeper.keeper.replace()
+    before, keeper.now = keeper.counted, 0.5
+    await keeper.keeper.replace()
+    assert keeper.counted == before + 1
+    keeper.failures, keeper.now = FOR_LONG, 60.0
+    with pytest.raises(SupervisorError):
+        await keeper.keeper.replace()
+    await keeper.keeper.replace()
+    assert keeper.counted == before + 1
+    # A node that joins is used all the same.
+    keeper.failures = 0
+    keeper.added.set()
+    site.cluster.dead.remove(node)
+    await keeper.keeper.look()
+    await keeper.keeper.replace()
+    assert keeper.count == 1
+
+
 async def test_nodes_say_which_workers_they_have_given_up(site: ClusterInMemory) -> None:
     watcher, node = await site.worker(0)
     site.given_up[node][str(watcher)] = "it has ended 5 times"
@@ -313,12 +339,12 @@ async def test_a_node_server_that_is_starting_is_not_silent(site: ClusterInMemor
 
 
 class Keeper:
-    """`failures`: of the next attempts to add one. `adding`: set once one is added, which lasts until `added` is."""
+    """`failures`: of the next attempts to add one. `counted`: how often devices were. `adding`: set once one is added, which lasts until `added` is."""
 
     def __init__(self, site: ClusterInMemory) -> None:
         self.now = 0.0
         self.adding, self.added = asyncio.Event(), asyncio.Event()
-        self.count = self.failures = 0
+        self.count = self.counted = self.failures = 0
         self.site = site
         self.keeper = NodeKeeper(
             *(site.places, self._add, self._reconcile, self._count, lambda _: "decode"),
@@ -336,6 +362,7 @@ class Keeper:
         self.count += len(changes)
 
     async def _count(self) -> float:
+        self.counted += 1
         return device_count((await self.site.places.rooms()).values())
 
     async def _reconcile(self, endpoints: Collection[str]) -> None:
