@@ -15,7 +15,7 @@ from dynamo_local.core.planning.actions import AddWorker
 from dynamo_local.core.shares import summed
 from dynamo_local.supervisor.actuator.add import template_of
 from dynamo_local.supervisor.endpoints.revisions.observing import Room
-from dynamo_local.supervisor.places.rooms import NodeRoom, device_count
+from dynamo_local.supervisor.places.rooms import NodeRoom
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from state.devices.allocation import DeviceKind, Inventory, noun
 from state.statefile.model import Component, State
@@ -36,7 +36,8 @@ class DevicesOfNodes:
     """Numbers that no node has, whichever threads ask at the same time."""
 
     def total(self) -> float:
-        return summed([device_count(self.rooms().values()), -self.own])
+        # With those that others hold now: who needs them waits, as on one machine.
+        return summed([*(room.size for room in self.rooms().values()), -self.own])
 
     def room(self, state: State, blueprint: Blueprint, wanted: Sequence[AddWorker]) -> Room:
         for number, change in enumerate(wanted):

@@ -65,7 +65,11 @@ def test_workers_are_counted_on_all_nodes() -> None:
         2,
         "VllmWorker needs 1 CPU slot on one node of the cluster, and none has them free",
     )
-    assert devices.total() == 3
+
+
+def test_what_others_hold_is_waited_for_and_no_reason_to_refuse() -> None:
+    assert nodes_of({"a": NodeRoom(2), "b": NodeRoom(2, others=1)}).total() == 4
+    assert nodes_of({"a": NodeRoom(2), "b": NodeRoom(2, others=1)}, own=1).total() == 3
 
 
 def test_devices_of_one_worker_are_on_one_node() -> None:
