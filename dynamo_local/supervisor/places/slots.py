@@ -76,8 +76,8 @@ class Slots:
             self._given_back[watcher] = self.clock(), node, amount
 
     def unclaimed(self, claimed: Collection[str], slots: Mapping[str, Slot]) -> list[tuple[str, float]]:
-        """Nodes and amounts of those of the slots whose watchers are not claimed, yet or any more, and of what was given
-        back just now: others hold none of it, although the cluster does not count it as free."""
+        """Nodes and amounts of those of the slots whose watchers are not claimed, yet or any more, and of what was
+        given back just now: others hold none of it, although the cluster does not count it as free."""
         now = self.clock()
         self._given_back = {name: one for name, one in self._given_back.items() if now - one[0] < _SETTLES_S}
         found = [(slot.node, self._amounts.get(name, 0.0)) for name, slot in slots.items() if name not in claimed]

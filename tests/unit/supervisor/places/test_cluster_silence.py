@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 
 import pytest
@@ -14,22 +14,12 @@ from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.ports import Ports
 from dynamo_local.supervisor.places.rooms import device_count
 from dynamo_local.supervisor.server.node_keeper import NodeKeeper
-from dynamo_local.tasks import TaskGuard
-from state.statefile.transitions import release, restart, retire
+from state.statefile.transitions import restart, retire
 from tests.places_contract import NAMESPACE, ONE, worker
 from tests.unit.supervisor.actuator.fake_ports import blueprint
 from tests.unit.supervisor.places.cluster_site import SUBJECTS, ClusterInMemory
 
 FOR_LONG = 1_000
-
-
-@pytest.fixture
-async def site() -> AsyncIterator[ClusterInMemory]:
-    tasks = TaskGuard()
-    try:
-        yield ClusterInMemory(tasks)
-    finally:
-        await tasks.close()
 
 
 def actuator_of(site: ClusterInMemory) -> LocalActuator:
@@ -288,43 +278,6 @@ async def test_nodes_say_which_workers_they_have_given_up(site: ClusterInMemory)
     assert site.places.given_up == {}
 
 
-async def test_what_is_not_given_back_yet_is_not_held_by_others(site: ClusterInMemory) -> None:
-    watcher, node = await site.worker(0)
-    assert (await site.places.rooms())[node].others == 0
-    await site.books.update(lambda state: retire(state, str(watcher)))
-    await site.books.update(lambda state: release(state, str(watcher)))
-    assert (await site.places.rooms())[node].others == 0
-    # What others hold is seen all the same.
-    site.cluster.reserved["theirs"] = (node, 1.0)
-    assert (await site.places.rooms())[node].others == 1
-
-
-async def test_what_is_being_reserved_is_not_held_by_others(site: ClusterInMemory) -> None:
-    """No endpoint yields its devices for it meanwhile: a node server takes seconds to start."""
-    start = site.cluster.start
-    seen: list[float] = []
-
-    async def starts(node: str, order: bytes) -> None:
-        await start(node, order)
-        seen.append((await site.places.rooms())[node].others)
-
-    site.cluster.start = starts
-    await site.places.reserve(worker(0), ONE)
-    seen += [room.others for room in (await site.places.rooms()).values()]
-    assert seen == [0, 0, 0]
-
-
-async def test_what_was_given_back_is_not_held_by_others_before_the_cluster_counts_it(site: ClusterInMemory) -> None:
-    site.places.slots.clock = lambda: 0.0
-    watcher, node = await site.worker(0)
-    await site.places.end(str(watcher), 0.0)
-    await site.books.update(lambda state: release(retire(state, str(watcher)), str(watcher)))
-    await site.places.release(str(watcher))
-    # Ray's count of what is free runs after the table of what is reserved.
-    site.cluster.reserved["late"] = (node, 1.0)
-    assert (await site.places.rooms())[node].others == 0
-
-
 async def test_a_node_server_that_is_starting_is_not_silent(site: ClusterInMemory) -> None:
     start = site.cluster.start
     seen: list[dict[str, bool]] = []
@@ -339,7 +292,8 @@ async def test_a_node_server_that_is_starting_is_not_silent(site: ClusterInMemor
 
 
 class Keeper:
-    """`failures`: of the next attempts to add one. `counted`: how often devices were. `adding`: set once one is added, which lasts until `added` is."""
+    """`failures`: of the next attempts to add one. `counted`: how often devices were. `adding`: set once one is added,
+    which lasts until `added` is."""
 
     def __init__(self, site: ClusterInMemory) -> None:
         self.now = 0.0
