@@ -169,7 +169,7 @@ class ClusterPlaces:
 
     async def log(self, watcher: str, lines: int, after: int | None = None) -> LogPart:
         places = await self._places_of(watcher)
-        return LogPart(()) if places is None else await places.log(watcher, lines, after)
+        return LogPart((), after or 0) if places is None else await places.log(watcher, lines, after)
 
     async def give_up(self, node: str) -> None:
         """Have the cluster end a node server that does not answer: nothing of it runs then. Raises SupervisorError."""

@@ -12,6 +12,7 @@ from dynamo_local.core.errors import SilentNodeError, SupervisorError
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.ports import Ports
+from dynamo_local.supervisor.places.port import LogPart
 from dynamo_local.supervisor.places.rooms import device_count
 from dynamo_local.supervisor.server.node_keeper import NodeKeeper
 from state.statefile.transitions import restart, retire
@@ -276,6 +277,10 @@ async def test_nodes_say_which_workers_they_have_given_up(site: ClusterInMemory)
     site.given_up[node].clear()
     await site.places.silent()
     assert site.places.given_up == {}
+
+
+async def test_the_log_of_a_worker_that_is_gone_is_not_read_again_from_its_beginning(site: ClusterInMemory) -> None:
+    assert await site.places.log(str(worker(7)), 5, after=123) == LogPart((), 123)
 
 
 async def test_a_node_server_that_is_starting_is_not_silent(site: ClusterInMemory) -> None:
