@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from dynamo_local.core.errors import SilentNodeError, SupervisorError
+from dynamo_local.core.errors import SilentNodeError, SupervisorError, UsageError
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.ports import Ports
@@ -144,6 +144,17 @@ async def test_what_is_left_on_a_silent_node_is_no_reason_to_change_nothing_else
     assert site.head.state.components[str(watcher)].phase == "retiring"
     with pytest.raises(SilentNodeError):
         await actuator.reconcile()
+
+
+async def test_what_a_node_cannot_run_is_a_start_that_has_failed_and_leaves_nothing(site: ClusterInMemory) -> None:
+    """An endpoint counts it, and says why. What was not tried for want of a device is only tried again."""
+    site.refusal = UsageError("node a has no /models/x", "have it there")
+    (outcome,) = await actuator_of(site).apply_all([AddWorker("decode", "VllmWorker")], DeviceLimits())
+    name = str(worker(0))
+    assert (outcome.done, outcome.watcher) == (False, name)
+    assert outcome.note == f"{name} did not start: node a has no /models/x; have it there"
+    assert not any(entry.holds for entry in site.head.state.components.values())
+    assert site.cluster.reserved == {}
 
 
 async def test_a_silent_node_server_ends_once_its_workers_are_not_heard_or_after_a_minute(
