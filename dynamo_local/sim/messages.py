@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Messages:
     """Times in seconds: `to_worker_s` from the client's request until the worker has it, `from_worker_s` from what a
-    worker does until client, frontend and router know it. A migration takes one of each more."""
+    worker does until client, frontend and router know it. A migration takes both twice more: once its destination has
+    read, and once it is cut."""
 
     to_worker_s: float = 0.0
     from_worker_s: float = 0.0

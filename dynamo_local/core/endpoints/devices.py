@@ -49,29 +49,33 @@ def devices_together(specs: Iterable[EndpointSpec]) -> tuple[int, int]:
     return _whole([*least, one_awake] if one_awake else least), _whole([*least, *more])
 
 
-def check_devices(spec: EndpointSpec, others: Iterable[EndpointSpec], total: float, noun: str) -> None:
+def check_devices(
+    spec: EndpointSpec, others: Iterable[EndpointSpec], total: float, noun: str, *, on_nodes: bool = False
+) -> None:
     """Raise DeviceError, with figures, if there are too few devices for the least workers of an endpoint beside those
-    of the others. `total`: devices for all endpoints; `noun`: what they are called, in the plural."""
+    of the others. `total`: devices for all endpoints; `noun`: what they are called, in the plural. `on_nodes`: whether
+    they are those of the nodes of a cluster."""
     others = tuple(others)
     needed, awake = least_devices(spec), least_awake_devices(spec)
     wanted = f"endpoint {spec.name} needs {_counted(awake, noun)} for the workers that it has at least"
     slots = ", or serve with more CPU slots, which may share cores (--cpu-slots)" if noun == _SLOTS else ""
+    more = ", or add a node to the cluster" if on_nodes else slots
     if not fits(0, awake, total):
         raise DeviceError(
-            f"{wanted}, and there are {total:g}", f"lower min_workers, or the devices of each worker{slots}"
+            f"{wanted}, and there are {total:g}", f"lower min_workers, or the devices of each worker{more}"
         )
     taken = {other.name: least_devices(other) for other in others}
     if needed and not fits(sum(taken.values()), needed, total):
         listed = ", ".join(f"{name} {count:g}" for name, count in taken.items() if count)
         raise DeviceError(
             f"{wanted}, and of {total:g} the others need {sum(taken.values()):g} ({listed})",
-            f"lower min_workers of one of them, or delete one{slots}",
+            f"lower min_workers of one of them, or delete one{more}",
         )
     if needed and not fit_together([each for one in (spec, *others) for each in _least_workers(one)], math.ceil(total)):
         raise DeviceError(
             f"the shares of {noun} that endpoint {spec.name} needs do not fit: each is of one device, and beside the "
             f"other endpoints too little of each of {total:g} is left",
-            f"choose shares that add up to whole devices, such as 0.5 or 0.25{slots}",
+            f"choose shares that add up to whole devices, such as 0.5 or 0.25{more}",
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from dynamo_local.core.errors import DeviceError, StateError, SupervisorError, UsageError
+from dynamo_local.core.errors import DeviceError, NotRunningError, StateError, SupervisorError, UsageError
 from dynamo_local.core.names import LOCAL_NODE
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits
 from dynamo_local.core.shares import fits, shown_devices, summed
@@ -98,7 +98,10 @@ class WorkerAddition:
         """Start a claimed process, and wait as `await_ready`."""
         try:
             await self.ports.places.start(reservation, plan)
-        except SupervisorError as error:
+        except NotRunningError:
+            raise
+        except (SupervisorError, UsageError) as error:
+            # A node refuses what it cannot run, such as a model that it lacks.
             return await self.undo(plan.name, str(error))
         return await self.await_ready(plan.name)
 

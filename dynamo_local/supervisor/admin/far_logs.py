@@ -54,11 +54,11 @@ class FarLogs:
         """Reads the log of a process on another node."""
         return FarFollower(self, watcher)
 
-    def read(self, watcher: str, lines: int, after: int | None) -> tuple[tuple[str, ...], int]:
-        """Lines, and the offset after them. None of a node that does not answer."""
+    def read(self, watcher: str, lines: int, after: int | None) -> tuple[tuple[str, ...], int | None]:
+        """Lines, and the offset after them; none, and `after`, of a node that does not answer."""
         with suppress(BusError, SupervisorError):
             return self._runner.run(self._read(watcher, lines, after))
-        return (), after or 0
+        return (), after
 
     async def _read(self, watcher: str, lines: int, after: int | None) -> tuple[tuple[str, ...], int]:
         if self._places is None:
@@ -78,14 +78,19 @@ class FarFollower:
 
     logs: FarLogs
     watcher: str
-    _offset: int = 0
+    _offset: int | None = 0
+    """None: the last lines were asked for, and no answer came."""
+    _last: int = 0
+    """How many of these were asked for."""
 
     def last_lines(self, lines: int) -> list[str]:
         """The last lines of the log as it is now: so many, and no more than fit into a message."""
         found, self._offset = self.logs.read(self.watcher, lines, None)
+        self._last = lines
         return list(found)
 
     def new_lines(self) -> list[str]:
-        """The lines that were added since the last call."""
-        found, self._offset = self.logs.read(self.watcher, 1000, self._offset)
+        """The lines that were added since the last call; the last ones if that had no answer."""
+        lines = self._last if self._offset is None else 1000
+        found, self._offset = self.logs.read(self.watcher, lines, self._offset)
         return list(found)

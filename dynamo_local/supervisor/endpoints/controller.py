@@ -270,9 +270,10 @@ class EndpointController:
         return await asyncio.to_thread(look)
 
     async def _check_machine(self, spec: EndpointSpec, others: Sequence[EndpointSpec]) -> None:
-        if self._server.launch.clustered:
+        on_nodes, total = self._server.launch.clustered, await asyncio.to_thread(self._devices.total)
+        if on_nodes:
             check_clustered(spec)
-        check_devices(spec, others, await asyncio.to_thread(self._devices.total), noun(self._devices.kind, 2))
+        check_devices(spec, others, total, noun(self._devices.kind, 2), on_nodes=on_nodes)
 
     async def _check_update(self, run: EndpointRun, spec: EndpointSpec) -> None:
         """Raise EndpointConflictError if the first worker of another revision has no device, and the present revision

@@ -55,10 +55,9 @@ class NodeOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for package, expected in self.versions.items():
             found = installed.get(package)
             if found != expected:
-                raise ConfigError(
-                    f"node {self.node} has {package} {found or 'not installed'}, and the head has {expected}",
-                    "install the same on all nodes",
-                )
+                # Whoever starts a node server says on which node that was.
+                here = f"{package} is not installed" if found is None else f"{package} {found} is installed"
+                raise ConfigError(f"{here}, and the head has {expected}", "install the same on all nodes")
 
 
 def installed_versions() -> dict[str, str]:

@@ -54,8 +54,6 @@ class ClusterPlaces:
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """Held while a reservation is made or given back: a node server ends with the last one, and starts with the
     first."""
-    _amounts: Mapping[str, float] = field(default_factory=dict, init=False)
-    """What each worker holds, or held last."""
     _prepared: set[str] = field(default_factory=set, init=False)
     """Watchers for which `reserve` is to follow: no leaks."""
     _servers: NodeServers = field(init=False)
@@ -171,7 +169,7 @@ class ClusterPlaces:
 
     async def log(self, watcher: str, lines: int, after: int | None = None) -> LogPart:
         places = await self._places_of(watcher)
-        return LogPart(()) if places is None else await places.log(watcher, lines, after)
+        return LogPart((), after or 0) if places is None else await places.log(watcher, lines, after)
 
     async def give_up(self, node: str) -> None:
         """Have the cluster end a node server that does not answer: nothing of it runs then. Raises SupervisorError."""
@@ -203,18 +201,18 @@ class ClusterPlaces:
         state, nodes, slots = await self._seen()
         asked = self._asked(nodes, state, slots)
         answers = await self._servers.places(asked)
-        self.given_up = {name: why for place in answers.values() for name, why in place.given_up.items()}
+        told = {name: why for place in answers.values() for name, why in place.given_up.items()}
+        unknown = {name: why for name, why in self.given_up.items() if _node(state, name) in asked - answers.keys()}
+        self.given_up = unknown | told
         silent = asked - answers.keys() - self._servers.starting
         return {node: any(map(self.is_heard, _claimed_on(state, node))) for node in silent}
 
     async def rooms(self) -> Mapping[str, NodeRoom]:
         """The devices of the nodes that live, by node."""
         state, nodes, slots = await self._seen()
-        held = {name: entry.device_count for name, entry in state.components.items() if entry.holds}
-        # Released in the books first: what the cluster has not given back yet is not held by others.
-        self._amounts = {name: held.get(name, self._amounts.get(name, 0.0)) for name in held.keys() | slots.keys()}
-        left = [(slot.node, self._amounts[name]) for name, slot in slots.items() if name not in held]
-        return rooms_of(nodes, state, left)
+        claimed = {name for name, entry in state.components.items() if entry.holds}
+        # Claimed last, and released first in the books: what the cluster has of ours beside them is not held by others.
+        return rooms_of(nodes, state, self.slots.unclaimed(claimed, slots))
 
     async def leaks(self) -> frozenset[str]:
         """Watchers for which the cluster has reserved something, and that the books do not know."""

@@ -23,7 +23,7 @@ def rooms_of(
     nodes: Mapping[str, ClusterNode], state: State, left: Iterable[tuple[str, float]] = ()
 ) -> dict[str, NodeRoom]:
     """The rooms of the nodes that live, by node. `state`: the graph's books. `left`: nodes and amounts of what is still
-    reserved for processes that the books have released."""
+    reserved for processes that the books do not have yet, or have released."""
     held = held_on(state)
     for node, amount in left:
         held[node] = summed([held.get(node, 0.0), amount])

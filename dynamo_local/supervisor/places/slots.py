@@ -10,11 +10,15 @@ from dataclasses import dataclass, field
 
 from dynamo_local.core.errors import DeviceError, SupervisorError
 from dynamo_local.core.names import Watcher
+from dynamo_local.core.shares import held
 from dynamo_local.supervisor.places.cluster import Cluster, Slot
 from dynamo_local.supervisor.places.port import Need
 
 _KNOWN_S = 1.0
 """While a worker starts, its status is asked for several times a second, and the cluster may take long to answer."""
+
+_SETTLES_S = 1.0
+"""For the cluster's count of what is free to show what was given back. Ray takes some tenths of a second."""
 
 
 @dataclass
@@ -25,6 +29,12 @@ class Slots:
     namespace: str
     clock: Callable[[], float] = time.monotonic
     _known: tuple[float, Mapping[str, Slot]] = field(default=(-math.inf, {}), init=False)
+    _amounts: dict[str, float] = field(default_factory=dict, init=False)
+    """Devices, or the share of one, that are reserved for each watcher, or are about to be."""
+    _nodes: dict[str, str] = field(default_factory=dict, init=False)
+    """The node on which something was reserved for each watcher."""
+    _given_back: dict[str, tuple[float, str, float]] = field(default_factory=dict, init=False)
+    """When something was given back for a watcher, on which node, and how much."""
 
     async def all(self) -> Mapping[str, Slot]:
         """What is reserved, as of _KNOWN_S ago at most."""
@@ -41,9 +51,15 @@ class Slots:
 
     async def reserve(self, watcher: Watcher, need: Need) -> Slot:
         """Reserve with the cluster. Raises DeviceError, which says for whom."""
+        # Before it is there: somebody may count meanwhile.
+        name, amount = str(watcher), held(need.devices, need.share)
+        self._amounts.setdefault(name, amount)
         try:
-            return await self.cluster.reserve(self._name(str(watcher)), need)
+            slot = await self.cluster.reserve(self._name(name), need)
+            self._nodes[name] = slot.node
+            return slot
         except DeviceError as error:
+            self._amounts.pop(name, None)
             needed = f"{need.devices} device{'' if need.devices == 1 else 's'}"
             raise DeviceError(f"{watcher.service} needs {needed}: {error.cause}", error.remedy) from error
         finally:
@@ -55,6 +71,18 @@ class Slots:
             await self.cluster.release(self._name(watcher))
         finally:
             self._forget()
+        amount, node = self._amounts.pop(watcher, 0.0), self._nodes.pop(watcher, None)
+        if node is not None:
+            self._given_back[watcher] = self.clock(), node, amount
+
+    def unclaimed(self, claimed: Collection[str], slots: Mapping[str, Slot]) -> list[tuple[str, float]]:
+        """Nodes and amounts of those of the slots whose watchers are not claimed, yet or any more, and of what was
+        given back just now: others hold none of it, although the cluster does not count it as free."""
+        now = self.clock()
+        self._given_back = {name: one for name, one in self._given_back.items() if now - one[0] < _SETTLES_S}
+        found = [(slot.node, self._amounts.get(name, 0.0)) for name, slot in slots.items() if name not in claimed]
+        settling = [(node, amount) for name, (_, node, amount) in self._given_back.items() if name not in slots]
+        return found + settling
 
     async def clear(self, nodes: Collection[str] = ()) -> None:
         """Release all that is reserved, and end the node servers there and on those `nodes`. Tries all, then raises the

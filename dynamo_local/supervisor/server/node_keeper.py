@@ -18,7 +18,10 @@ from state.statefile.model import Component
 
 _LOOK_EVERY_S = 1.0
 _LOOK_FOR_ROOM_EVERY_S = 0.25
-"""While a worker that was lost is missing: a node that joins is counted at once."""
+"""While a worker that was lost is missing, for _SOON_S: a node that joins is counted at once."""
+
+_SOON_S = 60.0
+"""After a loss. Later a node that joins is seen by the next look: a large cluster is not asked so often for ever."""
 
 _SILENT_LOOKS = 3
 """A node server that is silent at so many looks, of whose workers nothing is heard either, is ended by the cluster."""
@@ -64,6 +67,7 @@ class NodeKeeper:
     _adding: str | None = field(default=None, init=False)
     """The service of which a worker is being added."""
     _devices: float = field(default=0.0, init=False)
+    _soon_until: float = field(default=-math.inf, init=False)
     _tried_at: float = field(default=-math.inf, init=False)
     _delay_s: float = field(default=0.0, init=False)
 
@@ -117,7 +121,7 @@ class NodeKeeper:
     async def replace(self) -> None:
         """Add the workers that are missing, at once when there are more devices, else less and less often. Raises
         SupervisorError if that fails, as it does while there is no room."""
-        if self._missing:
+        if self._missing and self.clock() < self._soon_until:
             await self._count_devices()
         while self._missing and self.clock() >= self._tried_at + self._delay_s:
             self._tried_at = self.clock()
@@ -186,6 +190,7 @@ class NodeKeeper:
             change = self._lost.pop(name)
             if name not in entries or not entries[name].holds:
                 self._missing.append(change)
+                self._soon_until = self.clock() + _SOON_S
                 # What became of the others until now is no later order.
                 self._counts.pop(change.component or "", None)
 

@@ -98,6 +98,7 @@ def test_more_than_all_nodes_have_is_refused_and_so_are_adapters(server: Endpoin
     # One of the two nodes is dead.
     assert "needs 3 CPU slots" in refused.cause
     assert "there are 2" in refused.cause
+    assert "add a node to the cluster" in refused.remedy
     refused = server.create("pirate", engine=None, model="/adapters/pirate", adapter_of="chat").refused
     assert refused is not None
     assert "cannot be served on a cluster" in refused.cause

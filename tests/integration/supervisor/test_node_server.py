@@ -161,7 +161,7 @@ async def test_other_versions_are_refused_in_one_line(node: Node, order: NodeOrd
     assert await node.start(other) == b""
     assert await node.process.wait() == 2
     (line,) = node.errors.read_text().splitlines()
-    assert line.startswith("error: node n1 has dynamo-local ")
+    assert line.startswith("error: dynamo-local ")
     assert not node.paths.root.exists()
 
 

@@ -1,7 +1,7 @@
 """Which workers hold which blocks: a table from a block's key to a set of workers. Pure.
 
 A set of workers is an integer with a bit for each. Most blocks have one holder, and the integers of single workers are
-shared, so that a block costs an entry of a dict and its key: some 130 bytes, however many workers there are.
+shared, so that a block costs an entry of a dict and its key: 130 bytes at most, however many workers there are.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from dynamo_local.core.routing.caches.coming import ComingPrefixes
 from dynamo_local.core.routing.caches.holders import HolderTable, WorkerBits
 
 MOST_BLOCKS = 4_000_000
-"""Bound on the blocks of an index: some 600 MB. Further ones are not entered, and count as not cached."""
+"""Bound on the blocks of an index: some 500 MB. Further ones are not entered, and count as not cached."""
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -15,7 +15,7 @@ from dynamo_local.core.planning.actions import AddWorker
 from dynamo_local.core.shares import summed
 from dynamo_local.supervisor.actuator.add import template_of
 from dynamo_local.supervisor.endpoints.revisions.observing import Room
-from dynamo_local.supervisor.places.rooms import NodeRoom, device_count
+from dynamo_local.supervisor.places.rooms import NodeRoom
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from state.devices.allocation import DeviceKind, Inventory, noun
 from state.statefile.model import Component, State
@@ -32,9 +32,12 @@ class DevicesOfNodes:
     own: float = 0
     _numbers: dict[str, int] = field(default_factory=dict, init=False)
     """By node. They stay the same."""
+    _next: Iterator[int] = field(default_factory=count, init=False)
+    """Numbers that no node has, whichever threads ask at the same time."""
 
     def total(self) -> float:
-        return summed([device_count(self.rooms().values()), -self.own])
+        # With those that others hold now: who needs them waits, as on one machine.
+        return summed([*(room.size for room in self.rooms().values()), -self.own])
 
     def room(self, state: State, blueprint: Blueprint, wanted: Sequence[AddWorker]) -> Room:
         for number, change in enumerate(wanted):
@@ -74,7 +77,9 @@ class DevicesOfNodes:
         return found
 
     def _number(self, node: str) -> int:
-        return self._numbers.setdefault(node, len(self._numbers))
+        if node not in self._numbers:
+            self._numbers.setdefault(node, next(self._next))
+        return self._numbers[node]
 
     def _lacking(self, who: str, needed: float) -> str:
         devices = f"{needed:g} {noun(self.kind, 1 if needed <= 1 else 2)}"

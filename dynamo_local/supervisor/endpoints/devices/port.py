@@ -21,7 +21,7 @@ class EndpointDevices(Protocol):
     def kind(self) -> DeviceKind: ...
 
     def total(self) -> float:
-        """Number of devices that workers may have together."""
+        """Number of devices that workers may have together, while others hold none."""
 
     def room(self, state: State, blueprint: Blueprint, wanted: Sequence[AddWorker]) -> Room:
         """For how many of these workers there are devices."""

@@ -72,6 +72,8 @@ class RevisionRun:
         """Those of them whose devices are gone: others take their place, and nothing has failed."""
         self._short_of_memory = ""
         """Why its parked workers have not been woken."""
+        self._untried = ""
+        """Why the last start has not begun: nothing could be reserved for it."""
         self._heard = asyncio.Event()
         self._doing = ""
         self._renewed_for: Mapping[str, str] | None = None
@@ -144,7 +146,7 @@ class RevisionRun:
             took_requests=self.took_requests,
             drain_is_over=self._drained_by is not None and now >= self._drained_by,
             doing=self._doing if self._under_way == "launching" else doing(self._view),
-            shortage=room.shortage,
+            shortage=room.shortage or self._untried,
             not_woken=self._short_of_memory,
         )
 
@@ -250,6 +252,7 @@ class RevisionRun:
 
     async def _start(self, step: Start) -> None:
         assert self.launched is not None, "only what is launched is started"
+        self._untried = ""
         try:
             await asyncio.to_thread(check_files, self.launched.files)
         except ModelChangedError as error:
@@ -305,6 +308,8 @@ class RevisionRun:
         elif failed:
             self._fail(failed[-1].note)
         elif outcomes and not any(outcome.done for outcome in outcomes):
+            # The cluster may not answer, or have no node that can run it.
+            self._untried = outcomes[-1].note
             self._may_start_at = self._tools.clock() + self._tools.retry_s
 
     async def _park(self, step: Park) -> None:

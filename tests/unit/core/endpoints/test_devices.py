@@ -59,9 +59,12 @@ def test_devices_of_all_workers_together() -> None:
     assert devices_together([endpoint("a", 0.7, 3)]) == (3, 3)
 
 
-def test_the_refusal_names_the_option_for_more_slots() -> None:
+def test_the_refusal_names_what_makes_more_devices() -> None:
     with pytest.raises(DeviceError, match=r"c needs 1 CPU slot for .* \(--cpu-slots\)"):
         check_devices(endpoint("c", 1), [endpoint("a", 1, 2)], 2, "CPU slots")
+    # Slots of nodes are the cores that the cluster counts, and no option makes more of them.
+    with pytest.raises(DeviceError, match=r"delete one, or add a node to the cluster$"):
+        check_devices(endpoint("c", 1), [endpoint("a", 1, 2)], 2, "CPU slots", on_nodes=True)
     with pytest.raises(DeviceError, match=r"delete one$"):
         check_devices(endpoint("c", 1), [endpoint("a", 1, 2)], 2, "GPUs")
 

@@ -71,10 +71,12 @@ def test_names_in_an_order_are_checked() -> None:
 
 def test_a_node_with_other_versions_is_refused_in_a_line() -> None:
     order().check_versions()
-    with pytest.raises(ConfigError, match=r"node n1 has vllm .*, and the head has 0\.0\.1; install the same"):
-        order(versions={"vllm": "0.0.1"}).check_versions()
-    with pytest.raises(ConfigError, match=r"node n1 has Python 3\.\d+, and the head has 2\.7; install the same"):
+    with pytest.raises(ConfigError, match=r"^dynamo-local \S+ is installed, and the head has 0\.0\.0; install the"):
+        order(versions={"dynamo-local": "0.0.0"}).check_versions()
+    with pytest.raises(ConfigError, match=r"^Python 3\.\d+ is installed, and the head has 2\.7; install the same"):
         order(versions={"Python": "2.7"}).check_versions()
+    with pytest.raises(ConfigError, match=r"^nosuch is not installed, and the head has 1; install the same"):
+        order(versions={"nosuch": "1"}).check_versions()
     assert "Python" in order().versions
 
 

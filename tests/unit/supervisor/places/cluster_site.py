@@ -13,7 +13,7 @@ import msgspec
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Answer, Subscription
 from dynamo_local.core import codec
-from dynamo_local.core.errors import BusError, NobodyListensError
+from dynamo_local.core.errors import BusError, DynamoError, NobodyListensError
 from dynamo_local.core.messages.places import PlacesRequest
 from dynamo_local.core.names import Watcher
 from dynamo_local.core.subjects import Subjects
@@ -87,7 +87,8 @@ class MemoryAnswer:
 
 class ClusterInMemory:
     """`heard`: watchers with a presence. `ended`: nodes whose node server the cluster has ended, in order.
-    `given_up`: workers that a node does not start again, each with the reason, by node."""
+    `given_up`: workers that a node does not start again, each with the reason, by node. `refusal`: why no node can run
+    the graph's workers."""
 
     def __init__(self, tasks: TaskGuard) -> None:
         self.head = FakePorts()
@@ -95,6 +96,7 @@ class ClusterInMemory:
         self.heard: set[str] = set()
         self.ended: list[str] = []
         self.given_up: dict[str, dict[str, str]] = {"a": {}, "b": {}}
+        self.refusal: DynamoError | None = None
         self.memory_bus = MemoryBus()
         self.machines = {node: FakePorts() for node in ("a", "b")}
         self._tasks = tasks
@@ -136,10 +138,13 @@ class ClusterInMemory:
         machine = self.machines[node] = FakePorts()
         books = BooksWithoutThreads(machine)
         local = LocalPlaces(books, cpu_slots(range(2), 2), machine, machine, _log)
-        places = NodePlaces(
-            local, books, lambda asked: replace(asked, argv=("run",), environment={"KEEP": "me"}), self.given_up[node]
-        )
+        places = NodePlaces(local, books, self._planned, self.given_up[node])
         await PlacesService(places, self._tasks).serve(cast("Bus", self.memory_bus), SUBJECTS.node(node))
+
+    def _planned(self, asked: WatcherPlan) -> WatcherPlan:
+        if self.refusal is not None:
+            raise self.refusal
+        return replace(asked, argv=("run",), environment={"KEEP": "me"})
 
     async def _end(self, node: str) -> None:
         self.ended.append(node)

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 
 import pytest
 
-from dynamo_local.core.errors import SilentNodeError, SupervisorError
+from dynamo_local.core.errors import SilentNodeError, SupervisorError, UsageError
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.ports import Ports
+from dynamo_local.supervisor.places.port import LogPart
 from dynamo_local.supervisor.places.rooms import device_count
 from dynamo_local.supervisor.server.node_keeper import NodeKeeper
-from dynamo_local.tasks import TaskGuard
-from state.statefile.transitions import release, restart, retire
+from state.statefile.transitions import restart, retire
 from tests.places_contract import NAMESPACE, ONE, worker
 from tests.unit.supervisor.actuator.fake_ports import blueprint
 from tests.unit.supervisor.places.cluster_site import SUBJECTS, ClusterInMemory
 
 FOR_LONG = 1_000
-
-
-@pytest.fixture
-async def site() -> AsyncIterator[ClusterInMemory]:
-    tasks = TaskGuard()
-    try:
-        yield ClusterInMemory(tasks)
-    finally:
-        await tasks.close()
 
 
 def actuator_of(site: ClusterInMemory) -> LocalActuator:
@@ -155,6 +146,17 @@ async def test_what_is_left_on_a_silent_node_is_no_reason_to_change_nothing_else
         await actuator.reconcile()
 
 
+async def test_what_a_node_cannot_run_is_a_start_that_has_failed_and_leaves_nothing(site: ClusterInMemory) -> None:
+    """An endpoint counts it, and says why. What was not tried for want of a device is only tried again."""
+    site.refusal = UsageError("node a has no /models/x", "have it there")
+    (outcome,) = await actuator_of(site).apply_all([AddWorker("decode", "VllmWorker")], DeviceLimits())
+    name = str(worker(0))
+    assert (outcome.done, outcome.watcher) == (False, name)
+    assert outcome.note == f"{name} did not start: node a has no /models/x; have it there"
+    assert not any(entry.holds for entry in site.head.state.components.values())
+    assert site.cluster.reserved == {}
+
+
 async def test_a_silent_node_server_ends_once_its_workers_are_not_heard_or_after_a_minute(
     site: ClusterInMemory,
 ) -> None:
@@ -248,25 +250,48 @@ async def test_a_node_that_joins_is_used_without_another_look(site: ClusterInMem
     assert keeper.count == 1
 
 
+async def test_nodes_are_not_counted_beside_the_looks_for_ever(site: ClusterInMemory) -> None:
+    _, node = await site.worker(0)
+    keeper = Keeper(site)
+    keeper.failures = 1
+    site.cluster.dead.add(node)
+    for _ in range(3):
+        await keeper.keeper.look()
+    with pytest.raises(SupervisorError):
+        await keeper.keeper.replace()
+    before, keeper.now = keeper.counted, 0.5
+    await keeper.keeper.replace()
+    assert keeper.counted == before + 1
+    keeper.failures, keeper.now = FOR_LONG, 60.0
+    with pytest.raises(SupervisorError):
+        await keeper.keeper.replace()
+    await keeper.keeper.replace()
+    assert keeper.counted == before + 1
+    # A node that joins is used all the same.
+    keeper.failures = 0
+    keeper.added.set()
+    site.cluster.dead.remove(node)
+    await keeper.keeper.look()
+    await keeper.keeper.replace()
+    assert keeper.count == 1
+
+
 async def test_nodes_say_which_workers_they_have_given_up(site: ClusterInMemory) -> None:
     watcher, node = await site.worker(0)
     site.given_up[node][str(watcher)] = "it has ended 5 times"
     assert not await site.places.silent()
+    assert site.places.given_up == {str(watcher): "it has ended 5 times"}
+    # Who does not answer has not said that it starts them again.
+    site.miss(node, 1)
+    await site.places.silent()
     assert site.places.given_up == {str(watcher): "it has ended 5 times"}
     site.given_up[node].clear()
     await site.places.silent()
     assert site.places.given_up == {}
 
 
-async def test_what_is_not_given_back_yet_is_not_held_by_others(site: ClusterInMemory) -> None:
-    watcher, node = await site.worker(0)
-    assert (await site.places.rooms())[node].others == 0
-    await site.books.update(lambda state: retire(state, str(watcher)))
-    await site.books.update(lambda state: release(state, str(watcher)))
-    assert (await site.places.rooms())[node].others == 0
-    # What others hold is seen all the same.
-    site.cluster.reserved["theirs"] = (node, 1.0)
-    assert (await site.places.rooms())[node].others == 1
+async def test_the_log_of_a_worker_that_is_gone_is_not_read_again_from_its_beginning(site: ClusterInMemory) -> None:
+    assert await site.places.log(str(worker(7)), 5, after=123) == LogPart((), 123)
 
 
 async def test_a_node_server_that_is_starting_is_not_silent(site: ClusterInMemory) -> None:
@@ -283,12 +308,13 @@ async def test_a_node_server_that_is_starting_is_not_silent(site: ClusterInMemor
 
 
 class Keeper:
-    """`failures`: of the next attempts to add one. `adding`: set once one is added, which lasts until `added` is."""
+    """`failures`: of the next attempts to add one. `counted`: how often devices were. `adding`: set once one is added,
+    which lasts until `added` is."""
 
     def __init__(self, site: ClusterInMemory) -> None:
         self.now = 0.0
         self.adding, self.added = asyncio.Event(), asyncio.Event()
-        self.count = self.failures = 0
+        self.count = self.counted = self.failures = 0
         self.site = site
         self.keeper = NodeKeeper(
             *(site.places, self._add, self._reconcile, self._count, lambda _: "decode"),
@@ -306,6 +332,7 @@ class Keeper:
         self.count += len(changes)
 
     async def _count(self) -> float:
+        self.counted += 1
         return device_count((await self.site.places.rooms()).values())
 
     async def _reconcile(self, endpoints: Collection[str]) -> None:

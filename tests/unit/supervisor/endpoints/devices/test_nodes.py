@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Barrier
 
 import pytest
 from hypothesis import given
@@ -63,7 +65,11 @@ def test_workers_are_counted_on_all_nodes() -> None:
         2,
         "VllmWorker needs 1 CPU slot on one node of the cluster, and none has them free",
     )
-    assert devices.total() == 3
+
+
+def test_what_others_hold_is_waited_for_and_no_reason_to_refuse() -> None:
+    assert nodes_of({"a": NodeRoom(2), "b": NodeRoom(2, others=1)}).total() == 4
+    assert nodes_of({"a": NodeRoom(2), "b": NodeRoom(2, others=1)}, own=1).total() == 3
 
 
 def test_devices_of_one_worker_are_on_one_node() -> None:
@@ -98,6 +104,24 @@ def test_ids_stay_the_same_when_nodes_come_and_go() -> None:
     del rooms["b"]
     assert devices.ids(on_b) == ()
     assert len(devices.free(state)) == 1
+
+
+def test_nodes_that_several_threads_see_first_have_ids_of_their_own() -> None:
+    both = Barrier(2, timeout=60)
+
+    class Slow(dict[str, int]):
+        """Both threads look before one of them writes."""
+
+        def setdefault(self, node: str, number: int = 0) -> int:
+            both.wait()
+            return super().setdefault(node, number)
+
+    devices = nodes_of({"a": NodeRoom(1), "b": NodeRoom(1)})
+    devices._numbers = Slow()
+    entries = [entry for entry in state_with(("a", (0,), 1.0), ("b", (0,), 1.0)).components.values() if entry.holds]
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(devices.ids, entries)
+    assert first != second
 
 
 def test_what_others_hold_is_what_is_neither_free_nor_ours() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -41,29 +41,33 @@ class Failing:
         self.removed += 1
 
 
+def run_of(files: object, open_actuator: object, memory: object, heard: Callable[[], None]) -> RevisionRun:
+    tools = RevisionTools(
+        launcher=cast("Any", None),
+        memory=cast("Any", memory),
+        renew=cast("Any", None),
+        inventory=lambda: cpu_slots([0], 1),
+        files=cast("Any", files),
+        watch=cast("Any", None),
+        given_up={},
+        read_state=empty_state,
+        open_actuator=cast("Any", open_actuator),
+        ask_to_park=cast("Any", None),
+        on_failure=lambda revision, error: pytest.fail(error),
+        spawn=lambda name, work: asyncio.get_running_loop().create_task(work, name=name),
+        namespace="many",
+        frontend_deadline_s=1,
+        drain_s=1,
+        retry_s=0,
+    )
+    return RevisionRun(Revision("chat", 1), tools, heard)
+
+
 def test_an_end_that_fails_is_repeated_and_nothing_is_wanted_meanwhile() -> None:
     async def scenario() -> None:
         failing = Failing([BusError("no NATS")], [StateError("full"), SupervisorError("gone")])
-        tools = RevisionTools(
-            launcher=cast("Any", None),
-            memory=cast("Any", None),
-            renew=cast("Any", None),
-            inventory=lambda: cpu_slots([0], 1),
-            files=cast("Any", failing),
-            watch=cast("Any", None),
-            given_up={},
-            read_state=empty_state,
-            open_actuator=cast("Any", failing.open_actuator),
-            ask_to_park=cast("Any", None),
-            on_failure=lambda revision, error: pytest.fail(error),
-            spawn=lambda name, work: asyncio.get_running_loop().create_task(work, name=name),
-            namespace="many",
-            frontend_deadline_s=1,
-            drain_s=1,
-            retry_s=0,
-        )
         woken = asyncio.Event()
-        run = RevisionRun(Revision("chat", 1), tools, woken.set)
+        run = run_of(failing, failing.open_actuator, None, woken.set)
         run.launched = cast("Any", object())
         run.carry_out(End(1))
         assert run.wanted(3, 0, empty_state()) == (), "its templates may be gone"
