@@ -55,3 +55,10 @@ def test_in_a_closed_network_kv_is_read_between_machines() -> None:
 def test_a_machine_that_is_not_known_is_in_no_network() -> None:
     net = "10.1.2.0/24"
     assert ways_of_kv([worker("A", "", network=net), worker("B", "b", network=net)])["ns_B"].network == 0
+
+
+def test_on_one_machine_a_worker_in_a_network_and_one_in_none_do_not_read_each_other() -> None:
+    """Their fingerprints differ: one goes by the contents of the model's files, the other by their times."""
+    net = "10.1.2.0/24"
+    found = ways_of_kv([worker("A", "here", network=net), worker("B", "here"), worker("C", "here")])
+    assert found == {"ns_A": KvWays(0, 2, 0, "closed network"), "ns_B": KvWays(1, 1), "ns_C": KvWays(1, 1)}
