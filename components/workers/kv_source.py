@@ -24,7 +24,7 @@ from state.machine.identity import machine_id
 _log = logging.getLogger(__name__)
 
 _MOST_NAMED = 1024
-"""Questions of readers on other machines whose pins are remembered by the reader's name: an engine has no more leases."""
+"""Questions of readers on other machines whose pins are found by the name in them. An engine has no more leases."""
 
 
 class KvSource:

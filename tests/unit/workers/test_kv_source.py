@@ -10,6 +10,7 @@ from components.workers import kv_source
 from components.workers.kv_source import KvSource
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
 from dynamo_local.tasks import TaskGuard
+from state.machine.identity import machine_id
 
 NETWORK = "10.1.2.0/24"
 
@@ -76,7 +77,7 @@ async def test_a_far_reader_ends_what_a_question_got_that_was_delivered_twice() 
 
 async def test_a_reader_of_this_machine_ends_its_pin_by_its_own_name() -> None:
     lender = Lender()
-    await lender.asked("mine", kv_source.machine_id())
+    await lender.asked("mine", machine_id())
     assert lender.engine.held == {"mine"}
     await lender.source.unpin(["mine", "unknown", "unknown.1"])
     assert lender.engine.held == set()
