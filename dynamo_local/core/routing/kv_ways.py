@@ -21,19 +21,22 @@ class KvWays(msgspec.Struct, frozen=True):
     (`local`), reads in the network that the admin has declared closed (`network`), and computes anew: they are on
     another machine and not both in such a network, only one of two on a machine is, or an engine transfers none.
 
-    `between_machines`: what becomes of KV that crosses machines, as far as this worker decides it.
+    `between_machines`: what becomes of KV that crosses machines, as far as this worker decides it. `elsewhere`: number of
+    other workers of its model that are on other machines, or whose machine or this worker's is not known.
     """
 
     local: int
     computed_anew: int
     network: int = 0
     between_machines: Between = "recomputed"
+    elsewhere: int = 0
 
 
 def ways_of_kv(presences: Iterable[Presence]) -> dict[str, KvWays]:
     """The ways to each worker, by watcher. Each watcher has one presence."""
     workers = [(parse_watcher(each.watcher).revision, each) for each in presences if each.role in ENGINE_ROLES]
     together = Counter(revision for revision, _ in workers)
+    here = Counter((revision, each.machine) for revision, each in workers)
     near = Counter((revision, each.machine, kv_network(each)) for revision, each in workers if _lends(each))
     reachable = Counter((revision, kv_network(each)) for revision, each in workers if _lends(each))
     ways: dict[str, KvWays] = {}
@@ -43,7 +46,8 @@ def ways_of_kv(presences: Iterable[Presence]) -> dict[str, KvWays]:
         local = beside - 1 if _lends(each) else 0
         far = reachable[revision, network] - beside if network else 0
         between: Between = "closed network" if network else "recomputed"
-        ways[each.watcher] = KvWays(local, together[revision] - 1 - local - far, far, between)
+        elsewhere = together[revision] - (here[revision, each.machine] if each.machine else 1)
+        ways[each.watcher] = KvWays(local, together[revision] - 1 - local - far, far, between, elsewhere)
     return ways
 
 
