@@ -33,8 +33,8 @@ _ANSWER_S = 5.0
 """Deadline of the source's answer, which waits for the engine steps under way there."""
 
 _AVOIDED_S = 60.0
-"""How long nothing is pulled from a worker on another machine after a read that did not end in time: what keeps them
-apart (a firewall, say) lasts, and each request would wait for `PIN_S`."""
+"""How long nothing is pulled from a worker on another machine after a read that failed, or did not end in time: what
+keeps them apart (a firewall, say) lasts, and each request would wait for it, up to `PIN_S`."""
 
 _MAX_BLOCKS = 16_384
 """Blocks pulled for one request at most: more than half a million tokens."""
@@ -106,18 +106,18 @@ class KvPuller:
         pin = pulled.answer.pin
         self._pins[request] = (source, pin)
         self._unsettled.add(pin)
-        self._context.tasks.spawn(f"confirm {pin}", self._confirm(source, pin, until))
+        self._context.tasks.spawn(f"confirm {pin}", self._confirm(source, pin))
         # The reader gives up by its own clock: it says nothing of the source's.
         answer = msgspec.structs.replace(pulled.answer, until=until)
         return replace(pulled, pin=pin, answer=answer, to_confirm=True)
 
-    async def _confirm(self, source: str, pin: str, until: float) -> None:
+    async def _confirm(self, source: str, pin: str) -> None:
         """Once everything has been read, ask the source whether the pin was held until then. Never raises."""
         held = False
         try:
             if await self._engine.read_ended(pin):
                 held = await self._held(source, pin)
-            elif pin in self._unsettled and time.monotonic() >= until:
+            elif pin in self._unsettled:
                 self._avoid(source)
         except (BusError, DecodeError, EngineError) as error:
             _log.warning("worker %s did not confirm that it held its KV, which is computed: %s", source, error)
@@ -139,10 +139,9 @@ class KvPuller:
         self._avoided = {other: until for other, until in self._avoided.items() if until > now}
         self._avoided[source] = now + _AVOIDED_S
         _log.warning(
-            "the KV of worker %s was not read within %g s: for %g s it is computed. Does its address in the network "
-            "for KV let this machine connect?",
+            "the KV of worker %s could not be read: for %g s it is computed. Does its address in the network for KV "
+            "let this machine connect?",
             source,
-            PIN_S,
             _AVOIDED_S,
         )
 

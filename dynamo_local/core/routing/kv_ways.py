@@ -21,8 +21,8 @@ class KvWays(msgspec.Struct, frozen=True):
     (`local`), reads in the network that the admin has declared closed (`network`), and computes anew: they are on
     another machine and not both in such a network, only one of two on a machine is, or an engine transfers none.
 
-    `between_machines`: what becomes of KV that crosses machines, as far as this worker decides it. `elsewhere`: number of
-    other workers of its model that are on other machines, or whose machine or this worker's is not known.
+    `between_machines`: what becomes of KV that crosses machines, as far as this worker decides it. `elsewhere`:
+    number of other workers of its model that are on other machines, or whose machine or this worker's is not known.
     """
 
     local: int

@@ -74,11 +74,8 @@ class Reader:
         assert await asyncio.wait_for(self.settled.get(), DEADLINE_S) == ("theirs.1", False)
 
 
-async def test_after_a_read_that_did_not_end_in_time_nothing_is_pulled_from_that_worker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_after_a_read_that_failed_nothing_is_pulled_from_that_worker() -> None:
     """Each request would wait for the end of its own read otherwise."""
-    monkeypatch.setattr(kv_puller, "PIN_S", 0.0)
     reader = Reader()
     assert await reader.pulls("one", "cut off")
     reader.ends.set()
@@ -89,7 +86,6 @@ async def test_after_a_read_that_did_not_end_in_time_nothing_is_pulled_from_that
 
 
 async def test_a_worker_is_asked_again_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_puller, "PIN_S", 0.0)
     monkeypatch.setattr(kv_puller, "_AVOIDED_S", 0.0)
     reader = Reader()
     assert await reader.pulls("one", "cut off")
@@ -98,17 +94,12 @@ async def test_a_worker_is_asked_again_in_the_end(monkeypatch: pytest.MonkeyPatc
     assert await reader.pulls("two", "cut off")
 
 
-@pytest.mark.parametrize("pin_s", [0.0, 100.0], ids=["request is over", "read has failed early"])
-async def test_reads_that_end_otherwise_say_nothing_of_the_worker(
-    monkeypatch: pytest.MonkeyPatch, pin_s: float
-) -> None:
-    monkeypatch.setattr(kv_puller, "PIN_S", pin_s)
+async def test_a_request_that_is_over_before_its_read_says_nothing_of_the_worker() -> None:
+    """Such as one that was computed after all: it had to wait in the engine."""
     reader = Reader()
     assert await reader.pulls("one", "source")
-    if not pin_s:
-        # Such as one that was computed after all: it had to wait in the engine.
-        await reader.puller.done([RequestEpoch("one", 1)])
-        await reader.is_settled()
+    await reader.puller.done([RequestEpoch("one", 1)])
+    await reader.is_settled()
     reader.ends.set()
     await reader.is_settled()
     assert await reader.pulls("two", "source")

@@ -20,6 +20,7 @@ from dynamo_local.engine.vllm.kv.memory_agent import MemoryAgent
 from state.machine.identity import machine_id
 
 _DEVICES, _TRANSPORTS, _BRIDGES = "UCX_NET_DEVICES", "UCX_TLS", "UCX_TCP_BRIDGE_ENABLE"
+_CONNECTS = "UCX_TCP_SYN_CNT"
 _HERE = "NIXL_INIT_AGENT"
 """Name that vLLM gives to the agent's own side."""
 
@@ -33,6 +34,9 @@ def bind_transport(device: str, *, only_tcp: bool, environ: MutableMapping[str, 
         environ[_DEVICES] = device
         # UCX leaves bridges out, and finds no interface at all then.
         environ.setdefault(_BRIDGES, "y")
+        # It waits for connections, and nothing else is connected to or read meanwhile: 3 s, where no answer comes, in
+        # place of the system's two minutes.
+        environ.setdefault(_CONNECTS, "1")
     if only_tcp:
         environ.setdefault(_TRANSPORTS, "tcp")
 
