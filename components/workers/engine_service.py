@@ -205,7 +205,7 @@ class EngineService:
             case Resend():
                 await self._send_again(work)
             case Unpin():
-                await self._engine.unpin(work.pins)
+                await self._kv_source.unpin(work.pins)
             case AskExclusive():
                 # Frontends ask routable workers; one that asks again finds another, or this one awake.
                 if not self.parking.resting:

@@ -32,6 +32,10 @@ PIN_S = 20.0
 _ANSWER_S = 5.0
 """Deadline of the source's answer, which waits for the engine steps under way there."""
 
+_AVOIDED_S = 60.0
+"""How long nothing is pulled from a worker on another machine after a read that failed, or did not end in time: what
+keeps them apart (a firewall, say) lasts, and each request would wait for it, up to `PIN_S`."""
+
 _MAX_BLOCKS = 16_384
 """Blocks pulled for one request at most: more than half a million tokens."""
 
@@ -49,9 +53,13 @@ class KvPuller:
         """(source, pin) of each request whose blocks are being read."""
         self._unsettled: set[str] = set()
         """Pins of sources on other machines whose reads do not count yet."""
+        self._avoided: dict[str, float] = {}
+        """Workers that nothing is pulled from, each with the end of that."""
 
     async def pull(self, work: Submit, source: str) -> PulledPrefix | None:
         """Have `source` pin the prefix of this request until `done`. None if nothing can be pulled. Never raises."""
+        if time.monotonic() < self._avoided.get(source, 0.0):
+            return None
         try:
             prefix = self._engine.prefix(work.token_ids, work.cache_salt, work.adapter)
             if prefix is None or not prefix.hashes:
@@ -107,19 +115,35 @@ class KvPuller:
         """Once everything has been read, ask the source whether the pin was held until then. Never raises."""
         held = False
         try:
-            if not await self._engine.read_ended(pin):
-                return
-            subject = self._context.subjects.confirm(source)
-            held = (await self._ask_source(source, subject, ConfirmQuestion(pin), ConfirmAnswer)).held
-            if not held:
-                _log.warning("worker %s did not hold its KV until it was read: it is computed", source)
+            if await self._engine.read_ended(pin):
+                held = await self._held(source, pin)
+            elif pin in self._unsettled:
+                self._avoid(source)
         except (BusError, DecodeError, EngineError) as error:
             _log.warning("worker %s did not confirm that it held its KV, which is computed: %s", source, error)
         except Exception:  # noqa: BLE001
             # The boundary of a pull, which no request depends on.
             _log.exception("it cannot be confirmed that worker %s held its KV, which is computed", source)
-        finally:
-            await self._settle(pin, held=held)
+        # Not when cancelled: this process ends then, and its engine may not answer any more.
+        await self._settle(pin, held=held)
+
+    async def _held(self, source: str, pin: str) -> bool:
+        subject = self._context.subjects.confirm(source)
+        held = (await self._ask_source(source, subject, ConfirmQuestion(pin), ConfirmAnswer)).held
+        if not held:
+            _log.warning("worker %s did not hold its KV until it was read: it is computed", source)
+        return held
+
+    def _avoid(self, source: str) -> None:
+        now = time.monotonic()
+        self._avoided = {other: until for other, until in self._avoided.items() if until > now}
+        self._avoided[source] = now + _AVOIDED_S
+        _log.warning(
+            "the KV of worker %s could not be read: for %g s it is computed. Does its address in the network for KV "
+            "let this machine connect?",
+            source,
+            _AVOIDED_S,
+        )
 
     async def _settle(self, pin: str, *, held: bool) -> None:
         self._unsettled.discard(pin)

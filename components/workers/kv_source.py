@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -23,6 +23,9 @@ from state.machine.identity import machine_id
 
 _log = logging.getLogger(__name__)
 
+_MOST_NAMED = 1024
+"""Questions of readers on other machines whose pins are found by the name in them. An engine has no more leases."""
+
 
 class KvSource:
     """Serves one engine's KV cache. A pin ends by `Unpin` (engine_service.py), by being confirmed, or when its time is
@@ -37,6 +40,15 @@ class KvSource:
         self._is_parked = is_parked
         self._far_pins = 0
         """Pins of readers on other machines so far."""
+        self._named: dict[str, list[str]] = {}
+        """Names of those pins, by the name in the reader's question. The oldest first."""
+
+    async def unpin(self, pins: Sequence[str]) -> None:
+        """End pins before their time. A reader that has had no answer knows the name in its question alone; that of one
+        pin stands for all that its question got, if it was delivered more than once."""
+        for pin in pins:
+            asked = pin if pin in self._named else pin.rpartition(".")[0]
+            await self._engine.unpin(self._named.pop(asked, [pin]))
 
     async def start(self) -> None:
         """Begin to answer."""
@@ -63,10 +75,17 @@ class KvSource:
             return
         if question.machine != machine_id():
             # A name of our own, never given twice: a question that is delivered twice must not revive a pin that ended.
-            self._far_pins += 1
-            question = msgspec.structs.replace(question, pin=f"{question.pin}.{self._far_pins}")
+            question = msgspec.structs.replace(question, pin=self._name_for(question.pin))
         # Not awaited: a pin waits for the engine steps under way, and other readers are not to wait for it.
         self._context.tasks.spawn(f"pin {question.pin}", self._pin(question, answer))
+
+    def _name_for(self, asked: str) -> str:
+        self._far_pins += 1
+        name = f"{asked}.{self._far_pins}"
+        self._named.setdefault(asked, []).append(name)
+        if len(self._named) > _MOST_NAMED:
+            del self._named[next(iter(self._named))]
+        return name
 
     async def _pin(self, question: PinQuestion, answer: Answer) -> None:
         try:

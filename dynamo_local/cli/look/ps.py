@@ -80,10 +80,13 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _kv_between_machines(kv: KvWays) -> list[str]:
-    """How KV crosses machines; nothing where it does not."""
+    """How KV crosses machines; nothing where all workers are on one."""
+    if not kv.elsewhere:
+        return []
     if kv.between_machines == "recomputed":
-        return ["KV between machines: recomputed"] if kv.computed_anew else []
-    others = f" (that of {kv.computed_anew} other workers: recomputed)" if kv.computed_anew else ""
+        return ["KV between machines: recomputed"]
+    recomputed = kv.elsewhere - kv.network
+    others = f" (that of {recomputed} other workers: recomputed)" if recomputed else ""
     return [f"KV between machines: {kv.between_machines}{others}"]
 
 

@@ -11,7 +11,7 @@ import msgspec
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import parse_watcher
-from dynamo_local.core.routing.pulling import transfers
+from dynamo_local.core.routing.pulling import kv_network, transfers
 
 Between = Literal["closed network", "recomputed"]
 
@@ -19,38 +19,38 @@ Between = Literal["closed network", "recomputed"]
 class KvWays(msgspec.Struct, frozen=True):
     """For a worker, the numbers of other workers of its model whose KV it reads from their memory, as on one machine
     (`local`), reads in the network that the admin has declared closed (`network`), and computes anew: they are on
-    another machine and not both in such a network, or an engine transfers none.
+    another machine and not both in such a network, only one of two on a machine is, or an engine transfers none.
 
-    `between_machines`: what becomes of KV that crosses machines, as far as this worker decides it.
+    `between_machines`: what becomes of KV that crosses machines, as far as this worker decides it. `elsewhere`:
+    number of other workers of its model that are on other machines, or whose machine or this worker's is not known.
     """
 
     local: int
     computed_anew: int
     network: int = 0
     between_machines: Between = "recomputed"
+    elsewhere: int = 0
 
 
 def ways_of_kv(presences: Iterable[Presence]) -> dict[str, KvWays]:
     """The ways to each worker, by watcher. Each watcher has one presence."""
     workers = [(parse_watcher(each.watcher).revision, each) for each in presences if each.role in ENGINE_ROLES]
     together = Counter(revision for revision, _ in workers)
-    near = Counter((revision, each.machine) for revision, each in workers if _lends(each))
-    reachable = Counter((revision, _network(each)) for revision, each in workers if _lends(each))
-    beside = Counter((revision, each.machine, _network(each)) for revision, each in workers if _lends(each))
+    here = Counter((revision, each.machine) for revision, each in workers)
+    near = Counter((revision, each.machine, kv_network(each)) for revision, each in workers if _lends(each))
+    reachable = Counter((revision, kv_network(each)) for revision, each in workers if _lends(each))
     ways: dict[str, KvWays] = {}
     for revision, each in workers:
-        local = near[revision, each.machine] - 1 if _lends(each) else 0
-        network = _network(each) if _lends(each) else ""
-        far = reachable[revision, network] - beside[revision, each.machine, network] if network else 0
+        network = kv_network(each) if _lends(each) else ""
+        beside = near[revision, each.machine, network]
+        local = beside - 1 if _lends(each) else 0
+        far = reachable[revision, network] - beside if network else 0
         between: Between = "closed network" if network else "recomputed"
-        ways[each.watcher] = KvWays(local, together[revision] - 1 - local - far, far, between)
+        elsewhere = together[revision] - (here[revision, each.machine] if each.machine else 1)
+        ways[each.watcher] = KvWays(local, together[revision] - 1 - local - far, far, between, elsewhere)
     return ways
 
 
 def _lends(worker: Presence) -> bool:
     """Whether a worker lends and pulls KV on its machine. One that is not known is shared with nobody."""
     return bool(worker.machine) and transfers(worker)
-
-
-def _network(worker: Presence) -> str:
-    return "" if worker.engine is None else worker.engine.kv_network

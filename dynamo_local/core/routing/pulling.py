@@ -19,16 +19,18 @@ def is_worth_pulling(tokens: int, source: Presence | None, reader: Presence | No
     """Whether `reader` is to pull so many tokens, which it lacks, from `source`."""
     if source is None or reader is None or not (transfers(source) and transfers(reader)):
         return False
+    # Also on one machine: where one of the two is in a network for KV, their engines have different fingerprints.
+    if kv_network(source) != kv_network(reader):
+        return False
     if source.machine == reader.machine:
         return tokens >= _LEAST_TOKENS
-    return tokens >= _LEAST_FAR_TOKENS and network_between(source, reader) is not None
+    known = source.machine and reader.machine
+    return bool(known and kv_network(source)) and tokens >= _LEAST_FAR_TOKENS
 
 
-def network_between(one: Presence, other: Presence) -> str | None:
-    """The closed network in which two workers on different machines read each other's KV; None: it is computed anew."""
-    networks = {worker.engine.kv_network if worker.engine is not None else "" for worker in (one, other)}
-    known = one.machine and other.machine
-    return next(iter(networks)) or None if known and len(networks) == 1 else None
+def kv_network(worker: Presence) -> str:
+    """The closed network in which a worker reads KV of other machines. Empty: in none."""
+    return "" if worker.engine is None else worker.engine.kv_network
 
 
 def transfers(worker: Presence | None) -> bool:

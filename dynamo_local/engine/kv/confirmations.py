@@ -6,7 +6,7 @@ all ranks have read, then the source is asked, then what was read counts. Pure: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -50,6 +50,12 @@ class Confirmations:
             read.ranks += ranks
             if read.ranks >= self._ranks:
                 self._answer(read.pin, ended=True)
+
+    def fail(self, requests: Iterable[str]) -> None:
+        """Settle the reads of these requests, of which a rank has not got its part: the others are not to wait."""
+        for request_id in requests:
+            if (read := self._reads.get(request_id)) is not None:
+                self.settle(read.pin, held=False)
 
     def ended(self, pin: str) -> Future[bool]:
         """Answer with True once the read under this pin has ended everywhere, with False once it is settled."""

@@ -160,7 +160,8 @@ def test_an_engine_that_may_not_open_a_port_starts_without() -> None:
 def test_the_transport_is_bound_to_one_interface() -> None:
     bound = {"UCX_NET_DEVICES": "lo"}
     bind_transport("eth1", only_tcp=True, environ=bound)
-    assert bound == {"UCX_NET_DEVICES": "eth1", "UCX_TLS": "tcp"}
+    tcp = {"UCX_TLS": "tcp", "UCX_TCP_BRIDGE_ENABLE": "y", "UCX_TCP_SYN_CNT": "1"}
+    assert bound == {"UCX_NET_DEVICES": "eth1", **tcp}
     chosen = {"UCX_NET_DEVICES": "mlx5_0:1"}
     bind_transport("eth1", only_tcp=False, environ=chosen)
     assert chosen == {"UCX_NET_DEVICES": "mlx5_0:1"}

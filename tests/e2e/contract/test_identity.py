@@ -17,6 +17,7 @@ from vllm.config import LoRAConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.request import LoRARequest
 
+from dynamo_local.engine.vllm.kv import identity
 from dynamo_local.engine.vllm.kv.identity import SETTLED, fingerprints, model_identity, why_not_lent
 from dynamo_local.engine.vllm.kv.pull.messages import Description, why_not_told
 from dynamo_local.engine.vllm.launch import _set_up_transfer
@@ -142,6 +143,34 @@ def config_of(**arguments: Any) -> VllmConfig:
 
 def print_of(vllm_config: VllmConfig) -> str:
     return fingerprints({}, model_identity(vllm_config), None, ())[None]
+
+
+@pytest.mark.parametrize(("weights", "has_files"), [("", False), ("s3://bucket/model", True)])
+def test_between_machines_weights_whose_files_cannot_be_read_are_the_same_on_one_machine_alone(
+    monkeypatch: pytest.MonkeyPatch, weights: str, has_files: bool
+) -> None:
+    """One name may stand for other weights when another machine fetches them."""
+    vllm_config = config_of()
+    vllm_config.model_config.model_weights = weights
+    if not has_files:
+        monkeypatch.setattr(identity, "model_folder", lambda _: None)
+    here = model_identity(vllm_config, "10.1.2.0/24")
+    assert model_identity(vllm_config, "10.1.2.0/24") == here
+    monkeypatch.setattr(identity, "machine_id", lambda: "another")
+    assert model_identity(vllm_config, "10.1.2.0/24") != here
+
+
+def test_between_machines_two_commits_of_a_model_differ_before_their_weights_are_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = []
+    for commit in ("a1", "b2"):
+        folder = tmp_path / commit
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        monkeypatch.setattr(identity, "model_folder", lambda _, folder=folder: folder)
+        found.append(model_identity(config_of(), "10.1.2.0/24")["files"])
+    assert found[0] != found[1]
 
 
 @pytest.mark.parametrize("path", sorted(set(SETTLED.values())))

@@ -271,3 +271,16 @@ def test_who_waits_for_a_read_is_told_when_it_is_settled() -> None:
     confirmations.settle("pin", held=False)
     assert asking.result() is False
     assert confirmations.ended("pin").result() is False
+
+
+def test_a_read_that_has_failed_on_one_rank_is_settled_for_all() -> None:
+    """The source is not asked, and who asks for the end hears that there is none."""
+    confirmations = Confirmations(RANKS)
+    asking = confirmations.ended("pin")
+    confirmations.begin(REQUEST, "pin", until=5.0)
+    confirmations.fail([REQUEST, "unknown"])
+    assert asking.result() is False
+    assert confirmations.take() == {REQUEST: False}
+    confirmations.note({REQUEST: 1})
+    confirmations.settle("pin", held=True)
+    assert not confirmations.take()

@@ -21,6 +21,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MLAAtte
 from vllm.version import __version__  # type: ignore[attr-defined]
 
 from dynamo_local.model.files import contents_identity, files_identity
+from state.machine.identity import machine_id
 
 _KINDS = (FullAttentionSpec, MLAAttentionSpec)
 """Kinds of attention whose blocks hold the KV of all their tokens, for all layers."""
@@ -118,10 +119,19 @@ def model_identity(vllm_config: VllmConfig, network: str = "") -> dict[str, str]
     go by the `max-model-len` with which they are built, and it may shrink to what there is memory for.
     """
     found = {path: _text(attrgetter(path)(vllm_config)) for path in sorted(set(SETTLED.values()))}
-    folder = model_folder(vllm_config.model_config)
     if network:
-        return {**found, "network": network, "files": "unknown" if folder is None else contents_identity(folder)}
-    return {**found, "files": files_identity(folder)}
+        return {**found, "network": network, "files": _contents(vllm_config.model_config)}
+    return {**found, "files": files_identity(model_folder(vllm_config.model_config))}
+
+
+def _contents(model: ModelConfig) -> str:
+    """The model's weights, for other machines as well. Where this machine has no files to be read, the same name may
+    stand for others there: then they are those of this machine alone."""
+    folder = model_folder(model)
+    if folder is None or model.model_weights:
+        return f"unknown, on {machine_id()}"
+    # The folder in a Hugging Face cache is called by its commit. Engines may fetch the weights later than this.
+    return f"{folder.name}: {contents_identity(folder)}"
 
 
 def fingerprints(

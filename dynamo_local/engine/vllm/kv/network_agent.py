@@ -19,7 +19,8 @@ from dynamo_local.engine.vllm.environment import IMPORT_DEFAULTS
 from dynamo_local.engine.vllm.kv.memory_agent import MemoryAgent
 from state.machine.identity import machine_id
 
-_DEVICES, _TRANSPORTS = "UCX_NET_DEVICES", "UCX_TLS"
+_DEVICES, _TRANSPORTS, _BRIDGES = "UCX_NET_DEVICES", "UCX_TLS", "UCX_TCP_BRIDGE_ENABLE"
+_CONNECTS = "UCX_TCP_SYN_CNT"
 _HERE = "NIXL_INIT_AGENT"
 """Name that vLLM gives to the agent's own side."""
 
@@ -31,6 +32,11 @@ def bind_transport(device: str, *, only_tcp: bool, environ: MutableMapping[str, 
     """
     if environ.get(_DEVICES) in (None, IMPORT_DEFAULTS[_DEVICES]):
         environ[_DEVICES] = device
+        # UCX leaves bridges out, and finds no interface at all then.
+        environ.setdefault(_BRIDGES, "y")
+        # It waits for connections, and nothing else is connected to or read meanwhile: 3 s, where no answer comes, in
+        # place of the system's two minutes.
+        environ.setdefault(_CONNECTS, "1")
     if only_tcp:
         environ.setdefault(_TRANSPORTS, "tcp")
 

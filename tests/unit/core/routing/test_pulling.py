@@ -21,6 +21,6 @@ def test_between_machines_it_takes_more_tokens(tokens: int, machine: str, worth:
     assert is_worth_pulling(tokens, worker("a", "10.1.2.0/24"), worker(machine, "10.1.2.0/24")) is worth
 
 
-@pytest.mark.parametrize(("machine", "network"), [("b", ""), ("b", "10.9.9.0/24"), ("", "10.1.2.0/24")])
-def test_both_must_be_in_one_network(machine: str, network: str) -> None:
+@pytest.mark.parametrize(("machine", "network"), [("b", ""), ("b", "10.9.9.0/24"), ("", "10.1.2.0/24"), ("a", "")])
+def test_both_must_be_in_one_network_or_in_none(machine: str, network: str) -> None:
     assert not is_worth_pulling(100_000, worker("a", "10.1.2.0/24"), worker(machine, network))

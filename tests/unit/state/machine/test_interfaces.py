@@ -6,9 +6,9 @@ from ipaddress import IPv4Address, IPv4Network
 
 import pytest
 
-from state.machine.interfaces import interface_in, interfaces
+from state.machine.interfaces import interface_in, interfaces, reaches_others
 
-FOUND = {"lo": IPv4Address("127.0.0.1"), "eth0": IPv4Address("10.1.2.3"), "eth1": IPv4Address("10.1.3.3")}
+FOUND = {"eth0": IPv4Address("10.1.2.3"), "eth1": IPv4Address("10.1.3.3")}
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,18 @@ def test_an_interface_is_found_by_its_address(network: str, name: str | None) ->
     assert interface_in(IPv4Network(network), FOUND) == name
 
 
-def test_this_machine_has_a_loopback_interface() -> None:
-    assert interfaces()["lo"] == IPv4Address("127.0.0.1")
-    assert interface_in(IPv4Network("127.0.0.0/8")) == "lo"
+@pytest.mark.parametrize(
+    ("flags", "reaches"),
+    [(0x1043, True), (0x49, False), (0x1002, False), (0x1003, False)],
+    ids=["up", "loopback", "down", "no carrier"],
+)
+def test_by_loopback_or_an_interface_that_is_down_no_other_machine_is_reached(flags: int, *, reaches: bool) -> None:
+    assert reaches_others(flags) is reaches
+
+
+def test_all_addresses_of_a_machine_do_not_mean_its_loopback() -> None:
+    """Between two machines 127.0.0.1 would be the reader itself."""
+    found = interfaces()
+    assert "lo" not in found
+    assert interface_in(IPv4Network("0.0.0.0/0")) == next(iter(found), None)
+    assert interface_in(IPv4Network("127.0.0.0/8")) is None

@@ -75,10 +75,12 @@ def test_a_worker_that_lends_no_kv_says_why() -> None:
     ("kv", "told"),
     [
         (KvWays(2, 0), ""),
-        (KvWays(2, 3), ", KV between machines: recomputed"),
-        (KvWays(0, 0, 2, "closed network"), ", KV between machines: closed network"),
+        (KvWays(2, 3), ""),
+        (KvWays(2, 0, 0, "closed network"), ""),
+        (KvWays(2, 3, elsewhere=3), ", KV between machines: recomputed"),
+        (KvWays(0, 0, 2, "closed network", 2), ", KV between machines: closed network"),
         (
-            KvWays(0, 3, 2, "closed network"),
+            KvWays(0, 4, 2, "closed network", 5),
             ", KV between machines: closed network (that of 3 other workers: recomputed)",
         ),
     ],

@@ -77,15 +77,25 @@ class PullMetadata(NixlConnectorMetadata):
 @dataclass
 class ReadReport(KVConnectorWorkerMetadata):
     """Workers to scheduler: reads that were given up while something may still be written to their blocks, those
-    of them that have ended since, and reads to be confirmed that have ended. By request, each counted once a rank."""
+    of them that have ended since, and reads to be confirmed that have ended well (`read`) or `failed`. By request, each
+    counted once a rank."""
 
     strayed: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
     read: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+
+    def __bool__(self) -> bool:
+        return bool(self.strayed or self.ended or self.read or self.failed)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> ReadReport:
         assert isinstance(other, ReadReport)
-        return ReadReport(self.strayed + other.strayed, self.ended + other.ended, self.read + other.read)
+        return ReadReport(
+            self.strayed + other.strayed,
+            self.ended + other.ended,
+            self.read + other.read,
+            self.failed + other.failed,
+        )
 
 
 class KeptStats(KVConnectorStats):

@@ -245,6 +245,7 @@ class PullScheduler(NixlPullConnectorScheduler):
         if isinstance(report, ReadReport):
             self._note_strays(report)
             self.confirmations.note(report.read)
+            self.confirmations.fail(report.failed)
         for request_id in connector_output.finished_recving or ():
             self._reading.pop(request_id, None)
             self.confirmations.forget(request_id)

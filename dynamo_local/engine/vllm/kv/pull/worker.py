@@ -120,7 +120,7 @@ class PullWorker(NixlPullConnectorWorker):
     def take_report(self) -> ReadReport | None:
         """Take the report of reads that were given up. Returns it once."""
         report, self._report = self._report, None
-        return report if report is not None and (report.strayed or report.ended or report.read) else None
+        return report or None
 
     def _reported(self) -> ReadReport:
         if self._report is None:
@@ -131,10 +131,11 @@ class PullWorker(NixlPullConnectorWorker):
         """Keep back what is to be confirmed, until the verdict. The source is asked when all ranks have said that they
         have read."""
         for request_id in self._to_confirm & results.finished_recving:
-            self._reported().read[request_id] += 1
             if request_id in results.failed_recving:
+                self._reported().failed[request_id] += 1
                 self._forget(request_id)
             else:
+                self._reported().read[request_id] += 1
                 results.finished_recving.discard(request_id)
                 self._unsettled.add(request_id)
         for request_id in self._unsettled & self._verdicts.keys():

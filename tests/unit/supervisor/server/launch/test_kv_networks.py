@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address
 from typing import Any
 
 import pytest
@@ -12,9 +13,20 @@ from dynamo_local.sdk.config.flags import kv_network_flag, overrides_of
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.graph import load_graph
 from dynamo_local.sdk.service import spec_of
+from dynamo_local.supervisor.server.launch import kv_networks
 from dynamo_local.supervisor.server.launch.kv_networks import check_kv_networks
+from state.machine import interfaces
 
 ELSEWHERE = "198.51.100.0/24"
+HERE = "10.1.2.0/24"
+
+
+@pytest.fixture(autouse=True)
+def _interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine has an address in `HERE`, whatever interfaces there are."""
+    found = {"eth0": IPv4Address("10.1.2.3")}
+    for module in (interfaces, kv_networks):
+        monkeypatch.setattr(module, "interfaces", lambda: found)
 
 
 def graph(config: dict[str, Any]) -> ResolvedGraph:
@@ -37,10 +49,12 @@ def test_a_network_that_this_machine_is_not_in_is_refused_unless_workers_are_els
     with pytest.raises(UsageError) as caught:
         check_kv_networks(graph({"kv-network": ELSEWHERE}), here=True)
     assert ELSEWHERE in caught.value.cause
-    assert "127.0.0.1 (lo)" in str(caught.value.remedy)
+    assert "10.1.2.3 (eth0)" in str(caught.value.remedy)
     check_kv_networks(graph({"kv-network": ELSEWHERE}), here=False)
-    check_kv_networks(graph({"kv-network": "127.0.0.0/8"}), here=True)
+    check_kv_networks(graph({"kv-network": HERE}), here=True)
     check_kv_networks(graph({}), here=True)
+    with pytest.raises(UsageError):
+        check_kv_networks(graph({"kv-network": "127.0.0.0/8"}), here=True)
 
 
 def test_the_option_is_for_workers() -> None:
@@ -52,10 +66,10 @@ def test_the_option_is_for_workers() -> None:
 
 
 def test_a_worker_goes_by_the_interface_that_its_machine_has(caplog: pytest.LogCaptureFixture) -> None:
-    assert network_here(NetworkSettings("127.0.0.0/8")) == ClosedNetwork("127.0.0.0/8", "lo")
+    assert network_here(NetworkSettings(HERE)) == ClosedNetwork(HERE, "eth0")
     assert network_here(NetworkSettings()) == NO_NETWORK
     assert not caplog.text
     assert network_here(NetworkSettings(ELSEWHERE)) == NO_NETWORK
-    assert network_here(NetworkSettings("127.0.0.0/8"), "there are other users") == NO_NETWORK
+    assert network_here(NetworkSettings(HERE), "there are other users") == NO_NETWORK
     assert "no interface has its address" in caplog.text
     assert "there are other users" in caplog.text
