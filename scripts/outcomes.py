@@ -17,22 +17,17 @@ class Outcomes(msgspec.Struct):
 
 
 class Recorder:
-    """Notes the worst of each test's set-up, call and tear-down; writes the file when the session ends.
+    """Notes the worst of each test's set-up, call and tear-down; writes the file when the session ends."""
 
-    `grouped`: pytest-xdist adds the name of a test's group to its id.
-    """
-
-    def __init__(self, path: Path, *, grouped: bool) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._grouped = grouped
         self._found: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        test = (report.nodeid.rpartition("@")[0] if self._grouped else "") or report.nodeid
         if report.failed:
-            self._found[test] = "failed"
+            self._found[report.nodeid] = "failed"
         elif report.skipped or report.when == "call":
-            self._found.setdefault(test, report.outcome)
+            self._found.setdefault(report.nodeid, report.outcome)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -53,4 +48,4 @@ def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--outcomes")
     # Workers of pytest-xdist report to the process that started them.
     if path is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Recorder(path, grouped=config.getoption("dist", "no") == "loadgroup"))
+        config.pluginmanager.register(Recorder(path))

@@ -43,8 +43,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     # They wait more than they compute. Stolen from the end of a queue, tests of one module stay together mostly, and
     # share its server.
     "integration": ("tests/integration", f"--numprocesses={min(CORES + 2, 6)}", "--dist=worksteal"),
-    # Engines compute while they start; two at a time wait for each other, but servers mostly wait for something else.
-    "e2e": ("tests/e2e", "-m", "not families", "--numprocesses=2", "--dist=loadgroup"),
+    "e2e": ("tests/e2e", "-m", "not families"),
 }
 """Name -> arguments of pytest. Every folder with tests belongs to one of them."""
 STEPS = ("lint", *SUITES)

@@ -213,13 +213,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("turn", servers, ids=[pytest.HIDDEN_PARAM], indirect=True, scope="session")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests of one server stay in one process, and so do those of one file that have servers of their own."""
-    server = _server(item)
-    item.add_marker(pytest.mark.xdist_group(item.path.stem if server in (None, "own_servers") else server))
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is here. It comes last, and tests of one server together, those that end it behind the others."""
@@ -232,11 +225,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _turn(item: pytest.Item) -> int:
     """Those without a server come before all others."""
-    server = _server(item)
-    return -1 if server is None else SERVERS.index(server)
-
-
-def _server(item: pytest.Item) -> str | None:
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    turn = parameters.get("turn")
-    return turn if isinstance(turn, str) else None
+    return SERVERS.index(parameters["turn"]) if "turn" in parameters else -1

@@ -96,15 +96,6 @@ def test_failed_tests_are_repeated_and_called_flaky_if_they_pass(tmp_path: Path)
     assert last == "1 passed, 1 failed, 0 skipped"
 
 
-def test_failed_tests_of_a_group_are_repeated(tmp_path: Path) -> None:
-    grouped = f"import pytest\n\npytestmark = pytest.mark.xdist_group('a group')\n{FLAKY}"
-    _, lines = run(tmp_path, grouped, "--repeat-failed", "-p", "xdist", "--numprocesses=2", "--dist=loadgroup")
-    flaky, failed, last = lines[-3:]
-    assert flaky.startswith("flaky: test_it.py::test_flaky ")
-    assert failed == "failed: test_it.py::test_bad"
-    assert last == "1 passed, 1 failed, 0 skipped"
-
-
 def test_a_file_that_cannot_be_collected_has_failed(tmp_path: Path) -> None:
     code, lines = run(tmp_path, "import nothing_of_this_name\n")
     assert code == 1

@@ -64,6 +64,7 @@ def report() -> RecordingReport:
 def nodes(tmp_path: Path, report: RecordingReport) -> ServerNodes:
     launch = SimpleNamespace(
         environment=f"{__name__}:Connected",
+        inventory=SimpleNamespace(kind="cpu-slot"),
         graph=SimpleNamespace(namespace=NAMESPACE),
         cluster_address=None,
         paths=SimpleNamespace(root=tmp_path),
