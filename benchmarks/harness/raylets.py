@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from state.paths import STATE_DIR_VARIABLE
@@ -82,7 +83,11 @@ def raylets(count: int, directory: Path, storage: Mapping[str, str] | None = Non
     keep. `storage`: variables that have the head's tables elsewhere."""
     on_disk = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(directory / "gcs")}
     kept = on_disk if storage is None else storage
-    with _environment({**_LEAN, **kept, STATE_DIR_VARIABLE: str(directory / "state")}):
+    # Not below the temporary folder of this process: its path may be too long for the sockets of Ray and of nodes.
+    with (
+        TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as temporary,
+        _environment({**_LEAN, **kept, "TMPDIR": temporary, STATE_DIR_VARIABLE: str(directory / "state")}),
+    ):
         from ray.cluster_utils import Cluster
 
         cluster = Cluster()
