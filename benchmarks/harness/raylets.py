@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 from state.paths import STATE_DIR_VARIABLE
 
@@ -86,7 +87,7 @@ def raylets(count: int, directory: Path, storage: Mapping[str, str] | None = Non
     # Not below the temporary folder of this process: its path may be too long for the sockets of Ray and of nodes.
     with (
         TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as temporary,
-        _environment({**_LEAN, **kept, "TMPDIR": temporary, STATE_DIR_VARIABLE: str(directory / "state")}),
+        patch.dict(os.environ, {**_LEAN, **kept, "TMPDIR": temporary, STATE_DIR_VARIABLE: str(directory / "state")}),
     ):
         from ray.cluster_utils import Cluster
 
@@ -98,18 +99,3 @@ def raylets(count: int, directory: Path, storage: Mapping[str, str] | None = Non
             yield made
         finally:
             cluster.shutdown()
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """This process's environment with these variables, as it was afterwards."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -52,7 +52,7 @@ class Side:
 
     @property
     def processes(self) -> tuple[Process, ...]:
-        """Those of the server, and those that Ray has started for it."""
+        """The processes of the server, and what Ray has started for it."""
         raylets = () if self.cluster is None else map(raylet_pid, self.cluster.nodes)
         found = {process for raylet in raylets for process in descendants(raylet) if process.pid != raylet}
         return (*descendants(self.server.popen.pid), *found)

@@ -94,22 +94,20 @@ class KvPuller:
                 pulled = PulledPrefix(pin, hashes, answer, cached, len(prefix.rest))
                 self._pins[request] = (source, pin)
                 if answer.machine != question.machine:
-                    pulled = self._confirmed_later(request, source, pulled, until)
+                    pulled = self._confirmed_later(source, pulled, until)
         finally:
             if pulled is None:
                 # Also without an answer: if only that was lost, the source has pinned the blocks.
                 await self._unpin(source, pin)
         return pulled
 
-    def _confirmed_later(self, request: RequestEpoch, source: str, pulled: PulledPrefix, until: float) -> PulledPrefix:
-        """The same, to be confirmed by the source under the name that it has given to the pin."""
-        pin = pulled.answer.pin
-        self._pins[request] = (source, pin)
-        self._unsettled.add(pin)
-        self._context.tasks.spawn(f"confirm {pin}", self._confirm(source, pin))
+    def _confirmed_later(self, source: str, pulled: PulledPrefix, until: float) -> PulledPrefix:
+        """Have the source confirm the pin once everything has been read. Returns the same prefix, to be confirmed."""
+        self._unsettled.add(pulled.pin)
+        self._context.tasks.spawn(f"confirm {pulled.pin}", self._confirm(source, pulled.pin))
         # The reader gives up by its own clock: it says nothing of the source's.
         answer = msgspec.structs.replace(pulled.answer, until=until)
-        return replace(pulled, pin=pin, answer=answer, to_confirm=True)
+        return replace(pulled, answer=answer, to_confirm=True)
 
     async def _confirm(self, source: str, pin: str) -> None:
         """Once everything has been read, ask the source whether the pin was held until then. Never raises."""

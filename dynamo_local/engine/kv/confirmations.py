@@ -32,7 +32,7 @@ class Confirmations:
         self._reads: dict[str, _Read] = {}
         """By request."""
         self._asking: dict[str, Future[bool]] = {}
-        """Who waits for the end of a read, by pin."""
+        """Answers that wait for the end of a read, by pin."""
         self._verdicts: dict[str, bool] = {}
 
     def __len__(self) -> int:

@@ -149,7 +149,7 @@ def print_of(vllm_config: VllmConfig) -> str:
 def test_between_machines_weights_whose_files_cannot_be_read_are_the_same_on_one_machine_alone(
     monkeypatch: pytest.MonkeyPatch, weights: str, has_files: bool
 ) -> None:
-    """One name may stand for other weights when another machine fetches them."""
+    """Another machine may fetch other weights by the same name."""
     vllm_config = config_of()
     vllm_config.model_config.model_weights = weights
     if not has_files:

@@ -1,4 +1,4 @@
-"""Who talks to Ray's processes, seen from the kernel's tables."""
+"""The connections with Ray's processes, seen from the kernel's tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def agents_of(raylet: int) -> list[int]:
 
 @contextmanager
 def frozen(*stopped: int) -> Iterator[None]:
-    """These processes do nothing meanwhile. The first one goes on last: Ray's head declares nobody dead whom it finds
+    """Stop processes meanwhile. The first one goes on last: Ray's head declares nobody dead whom it finds
     at work."""
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)

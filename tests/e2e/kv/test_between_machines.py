@@ -272,28 +272,27 @@ async def test_a_running_request_migrates_to_another_machine(far_pair: Frontend)
     assert accepted + rest.tokens == (await far_pair.answer(name)).tokens
 
 
+async def read_too_late(pair: Frontend, seed: int, then: str) -> tuple[Answer, list[int]]:
+    """Have the source reuse blocks before they are read, and be ordered something. Returns what came of the read, and
+    the tokens that are right."""
+    prompt = prompt_of(LENGTH, seed=seed)
+    expected = await pair.compute(prompt)
+    await pair.source.order("steal")
+    name = await pair.pull(prompt)
+    await pair.source.until("stolen")
+    await pair.overwrite(seed=seed + 1)
+    await pair.source.order(then)
+    return await pair.answer(name), expected
+
+
 async def test_blocks_that_were_reused_before_the_read_are_not_counted(far_pair: Frontend) -> None:
-    prompt = prompt_of(LENGTH, seed=2)
-    expected = await far_pair.compute(prompt)
-    await far_pair.source.order("steal")
-    name = await far_pair.pull(prompt)
-    await far_pair.source.until("stolen")
-    await far_pair.overwrite(seed=3)
-    await far_pair.source.order("lend")
-    pulled = await far_pair.answer(name)
+    pulled, expected = await read_too_late(far_pair, seed=2, then="lend")
     assert (pulled.tokens, pulled.cached) == (expected, 0)
 
 
 async def test_without_the_source_s_word_these_would_be_wrong(far_pair: Frontend) -> None:
     """That the test before would see it: here the source says that it has held what it gave away."""
-    prompt = prompt_of(LENGTH, seed=4)
-    expected = await far_pair.compute(prompt)
-    await far_pair.source.order("steal")
-    name = await far_pair.pull(prompt)
-    await far_pair.source.until("stolen")
-    await far_pair.overwrite(seed=5)
-    await far_pair.source.order("lie")
-    pulled = await far_pair.answer(name)
+    pulled, expected = await read_too_late(far_pair, seed=4, then="lie")
     assert pulled.cached == FULL * BLOCK
     assert pulled.tokens != expected
 

@@ -42,7 +42,7 @@ def why_not() -> str | None:
 
 @contextmanager
 def two_machines() -> Iterator[TwoMachines]:
-    """They exist for as long as the context lasts."""
+    """Two network namespaces, for as long as the context lasts."""
     bridge = f"dynb{secrets.token_hex(3)}"
     names = (f"{bridge}a", f"{bridge}b")
     try:

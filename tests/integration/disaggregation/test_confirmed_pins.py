@@ -19,7 +19,7 @@ from dynamo_local.core.subjects import Subjects
 from state.machine.identity import machine_id
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import DEADLINE_S
-from tests.integration.workers.worker_parts import ScriptedEngine, Worker, context_of
+from tests.integration.workers.worker_parts import ScriptedEngine, Worker, context_of, serving
 
 pytestmark = pytest.mark.integration
 
@@ -39,11 +39,8 @@ def engine() -> ScriptedEngine:
 
 @pytest.fixture
 async def worker(connect: Connect, subjects: Subjects, engine: ScriptedEngine) -> AsyncIterator[Worker]:
-    context = context_of(await connect(), subjects, "VllmWorker", "decode", "w")
-    worker = await Worker(context, engine).start()
-    await context.bus.flush()
-    yield worker
-    await worker.close()
+    async with serving(context_of(await connect(), subjects, "VllmWorker", "decode", "w"), engine) as worker:
+        yield worker
 
 
 class FarSource:

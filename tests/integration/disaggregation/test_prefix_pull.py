@@ -24,7 +24,7 @@ from dynamo_local.core.subjects import Subjects
 from state.machine.identity import machine_id
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import DEADLINE_S, until
-from tests.integration.workers.worker_parts import SCRIPTED_BLOCK_SIZE, ScriptedEngine, Worker, context_of
+from tests.integration.workers.worker_parts import SCRIPTED_BLOCK_SIZE, ScriptedEngine, Worker, context_of, serving
 
 pytestmark = pytest.mark.integration
 
@@ -82,11 +82,8 @@ def engine() -> ScriptedEngine:
 @pytest.fixture
 async def worker(connect: Connect, subjects: Subjects, engine: ScriptedEngine) -> AsyncIterator[Worker]:
     """The reader, or the lender: every worker is both."""
-    context = context_of(await connect(), subjects, "VllmWorker", "decode", "w")
-    worker = await Worker(context, engine).start()
-    await context.bus.flush()
-    yield worker
-    await worker.close()
+    async with serving(context_of(await connect(), subjects, "VllmWorker", "decode", "w"), engine) as worker:
+        yield worker
 
 
 def submission(source: str | None = "source", request: RequestEpoch = REQUEST) -> Submit:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -92,6 +93,15 @@ class Worker(Part):
         self.context.announcer.update(state="ready")
         self.context.tasks.spawn("presence", self.context.announcer.run())
         return self
+
+
+@asynccontextmanager
+async def serving(context: ServiceContext, engine: Engine) -> AsyncIterator[Worker]:
+    """A worker that can be asked."""
+    worker = await Worker(context, engine).start()
+    await context.bus.flush()
+    yield worker
+    await worker.close()
 
 
 async def start_router(context: ServiceContext) -> Part:

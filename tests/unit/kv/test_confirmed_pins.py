@@ -65,7 +65,7 @@ class Pool:
 
 @dataclass
 class Source:
-    """One engine with its worker. `rate`: of its clock."""
+    """An engine with its worker. `rate`: of its clock."""
 
     rate: float
     now: float = 0.0

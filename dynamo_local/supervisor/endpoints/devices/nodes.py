@@ -23,8 +23,8 @@ from state.statefile.model import Component, State
 
 @dataclass
 class DevicesOfNodes:
-    """Those of the nodes (port.EndpointDevices). `rooms`: gives those of the nodes that live, by node; what others hold
-    of them is of no interest to workers that compute nothing. `own`: devices of the graph's own workers at the
+    """The devices of a cluster's nodes (port.EndpointDevices). `rooms`: gives those of nodes that live; what others
+    hold of them is of no interest to workers that compute nothing. `own`: devices of the graph's own workers at the
     start."""
 
     kind: DeviceKind

@@ -65,7 +65,7 @@ class Launch:
 
 
 def here(templates: Sequence[ServiceTemplate], *, clustered: bool) -> tuple[ServiceTemplate, ...]:
-    """Those of the templates whose processes are on the machine of the server."""
+    """The templates whose processes are on the machine of the server."""
     return tuple(one for one in templates if not clustered or one.role not in ENGINE_ROLES)
 
 

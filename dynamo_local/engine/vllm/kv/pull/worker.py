@@ -74,7 +74,7 @@ class PullWorker(NixlPullConnectorWorker):
         self._to_confirm: set[str] = set()
         """Requests whose reads do not count before a verdict."""
         self._unsettled: set[str] = set()
-        """Those of them that have been read."""
+        """Requests that have been read and have no verdict yet."""
         self._verdicts: dict[str, bool] = {}
         self._look_at = 0.0
         """Time of the next look for engines that cannot be read from any more, while nothing is being read."""
