@@ -16,8 +16,8 @@ from benchmarks.harness.report import Figures, table
 from benchmarks.harness.spread import Interval, bootstrap
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
-from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Event, Receive, Scope, Send
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
 
 LIMIT_US = 30.0
 """What choosing may take for a request."""

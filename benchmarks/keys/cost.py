@@ -25,8 +25,8 @@ from components.frontend.keys.known import KnownKeys
 from components.frontend.keys.ticket import Gatekeeper, current_ticket
 from components.frontend.limits.places import Places
 from components.frontend.priority import prioritized
-from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Event, Receive, Scope, Send, headers_of
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.keys.registry import MOST_KEYS, KeyRegistry, create_key
 from dynamo_local.core.keys.values import KeyTerms, digest_of
 from dynamo_local.core.ports import Request

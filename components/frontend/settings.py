@@ -11,7 +11,7 @@ from components.frontend.answers.limits import AnswerLimits
 from dynamo_local.core.async_tasks.callbacks import CallbackLimits
 from dynamo_local.core.async_tasks.limits import TaskLimits
 from dynamo_local.core.errors import ConfigError
-from dynamo_local.core.http.admission import AdmissionLimits
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.stored.batches import BatchLimits
 from dynamo_local.core.stored.files import FileLimits
 

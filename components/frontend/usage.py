@@ -13,7 +13,7 @@ import msgspec
 
 from components.frontend.http.usage import UsageMeter
 from dynamo_local.core.errors import StateError, UsageError
-from dynamo_local.core.http.admission import Refusal
+from dynamo_local.core.http.bounds.admission import Refusal
 from dynamo_local.core.usage.records import UsageRecord
 from dynamo_local.core.usage.report import DEFAULT_GROUPING, as_document, parse_grouping, parse_moment, report
 from dynamo_local.monitor.families import USAGE_LOST, USAGE_PENDING

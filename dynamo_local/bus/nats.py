@@ -162,7 +162,7 @@ class Bus:
         return "cluster" in self._client._server_info
 
     def jetstream(self, *, timeout_s: float) -> JetStreamContext:
-        """JetStream over this connection, for bus/jetstream.py alone."""
+        """JetStream over this connection, for bus/jetstream/streams.py alone."""
         return self._client.jetstream(timeout=timeout_s)
 
     def inbox(self) -> str:

@@ -1,4 +1,4 @@
-"""Takes up a new token of NATS when the server says so (supervisor/server/rotation.py)."""
+"""Takes up a new token of NATS when the server says so (supervisor/server/nats/rotation.py)."""
 
 from __future__ import annotations
 

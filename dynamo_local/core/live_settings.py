@@ -1,7 +1,7 @@
 """Live settings: those settings of the frontend that may be changed while a server runs, and their allowed values.
 
 Each is declared once, as a field of `LiveSettings`. The frontend's configuration keys, `dynamo config`, the values that
-a frontend reads from the bus (bus/live_settings.py) and the reference are made from these fields.
+a frontend reads from the bus (bus/jetstream/live_settings.py) and the reference are made from these fields.
 """
 
 from __future__ import annotations

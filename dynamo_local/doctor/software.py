@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dynamo_local.core.doctor.software import Software
 from dynamo_local.core.errors import SupervisorError
-from dynamo_local.supervisor.server.nats_server import find_binary
+from dynamo_local.supervisor.server.nats.nats_server import find_binary
 
 _PROJECT = "dynamo-local"
 _TORCH_CUDA = re.compile(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", re.MULTILINE)

@@ -5,7 +5,7 @@
     metrics         their values (pure)
     queue_lengths   follows the prefill queues of endpoints
     exposition      serves them under /metrics
-    top_view        the contents of `dynamo top`, as data (pure); top_screen draws them, top_session keeps them current
+    top/            what `dynamo top` shows, as data, and drawn
     scraping        reads TTFT and inter-token latency from the frontend's /metrics
     rates           rates of counters (pure)
 

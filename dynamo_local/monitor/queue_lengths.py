@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 
+from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, QueueLength
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.prefill_queue import PrefillQueue, QueueLength
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.monitor.graph_watch import QUEUE_EVERY_S

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.prefill_queue import PrefillQueue
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.planning.observation import QueueReading
 from dynamo_local.core.subjects import Subjects

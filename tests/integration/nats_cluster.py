@@ -12,10 +12,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynamo_local.bus.jetstream import JetStream
+from dynamo_local.bus.jetstream.streams import JetStream
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.core.errors import BusError
-from dynamo_local.supervisor.server.nats_server import find_binary
+from dynamo_local.supervisor.server.nats.nats_server import find_binary
 
 SERVERS = 3
 _HOST = "127.0.0.1"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dynamo_local.bus.nats import BusAddress
 from dynamo_local.supervisor.server.launch.bus import LOOPBACK
-from dynamo_local.supervisor.server.nats_server import NatsServer, find_binary
+from dynamo_local.supervisor.server.nats.nats_server import NatsServer, find_binary
 
 _DEADLINE_S = 60.0
 

@@ -16,10 +16,10 @@ KNOWN = {
     "state/limits_file.py": "a note that keys have changed, which differs from the last one",
     "dynamo_local/planner/event_folder.py": "names of event files begin with the second: which one it is, not how long",
     "dynamo_local/supervisor/endpoints/start.py": "when endpoints of a file were created or changed: shown",
-    "dynamo_local/bus/jetstream.py": "how old a stored message is, which NATS has dated: shown, never waited for",
+    "dynamo_local/bus/jetstream/streams.py": "how old a stored message is, which NATS has dated: shown, not waited for",
     "dynamo_local/cli/look/events.py": "which day it is: events of other days are shown with their date",
     "dynamo_local/doctor/kernel.py": "whether the clock is years behind: shown, never waited for",
-    "dynamo_local/supervisor/server/certificate.py": "from when until when a certificate is valid, by years",
+    "dynamo_local/supervisor/server/nats/certificate.py": "from when until when a certificate is valid, by years",
     "dynamo_local/supervisor/circus/circusd.py": "where circusd's own clock begins",
 }
 

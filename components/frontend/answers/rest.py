@@ -29,8 +29,8 @@ from dynamo_local.core.answers.requests import (
     not_found,
 )
 from dynamo_local.core.errors import ConfigError, DecodeError, StateError, StorageFullError
-from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.asgi import Receive, Scope, Send, header
+from dynamo_local.core.http.bounds.admission import Refusal
 from dynamo_local.core.http.paths import INPUT_ITEMS, RESPONSES
 from dynamo_local.core.http.priority import HEADER_KEY, priority_asked
 from dynamo_local.tasks import finish_in_thread

@@ -12,7 +12,7 @@ from dynamo_local.core.answers.records import AnswerHead, Kind, Record, event_in
 from dynamo_local.core.answers.status import AnswerState, OutOfOrderError, stream_event
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.http.event_streams import comment
-from dynamo_local.core.http.holding import COMMENT_EVERY_S
+from dynamo_local.core.http.waiting.holding import COMMENT_EVERY_S
 from state.answers.folder import AnswerFolder
 from state.answers.journal import AnswerReader
 

@@ -9,8 +9,8 @@ from components.frontend.http.body import BodyRefusedError, read_body
 from components.frontend.http.callers import caller_of
 from components.frontend.stored.answers import answer_json, page, query_of, refusal_of
 from dynamo_local.core.errors import ConfigError, ItemAbsentError, StateError, UsageError
-from dynamo_local.core.http.admission import AdmissionLimits, Refusal
 from dynamo_local.core.http.asgi import Receive, Scope, Send, headers_of
+from dynamo_local.core.http.bounds.admission import AdmissionLimits, Refusal
 from dynamo_local.core.http.paths import BATCHES
 from dynamo_local.core.stored.batches import Batch, order_of
 from dynamo_local.core.stored.files import BATCH

@@ -23,8 +23,8 @@ from components.frontend.batches.recording import Recorder
 from components.frontend.http.callers import Caller
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.own_requests import AGAIN, FAULTS, Answered, ask, backoff_s
-from dynamo_local.core.http.admission import Refusal, examine, read_fields
 from dynamo_local.core.http.asgi import App
+from dynamo_local.core.http.bounds.admission import Refusal, examine, read_fields
 from dynamo_local.core.stored.batches import BATCH_PRIORITY, BatchLimits, BatchState, LineError, Status
 from dynamo_local.core.stored.files import BATCH_OUTPUT
 from dynamo_local.core.stored.lines import Line, LineChecks, answered_line, unasked_line

@@ -16,7 +16,7 @@ from components.frontend.placing.assigner import Assigner, LocalAssigner, Router
 from components.frontend.prefill.prefill_jobs import PrefillJobs
 from components.frontend.settings import FrontendSettings, limits_of
 from dynamo_local.bus.events import publish_event
-from dynamo_local.bus.live_settings import LiveSettingsWatch
+from dynamo_local.bus.jetstream.live_settings import LiveSettingsWatch
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer, FleetWatch
 from dynamo_local.core.fleet.view import PREFILL_ROLE, WORKER_ROLES

@@ -8,8 +8,8 @@ import msgspec
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError, DecodeError
-from dynamo_local.core.http.admission import Refusal
-from dynamo_local.core.http.orders import order_of, rendered
+from dynamo_local.core.http.bounds.admission import Refusal
+from dynamo_local.core.http.orders.endpoints import order_of, rendered
 from dynamo_local.core.messages.endpoints import EndpointsAnswer, ListEndpoints
 from dynamo_local.core.subjects import Subjects
 

@@ -19,7 +19,7 @@ from dynamo_local.bus.presence import Announcer
 from dynamo_local.core.endpoints.standing import Standing, is_coming
 from dynamo_local.core.errors import ConfigError, DynamoError
 from dynamo_local.core.fleet.view import FRONTEND_ROLE
-from dynamo_local.core.http.admission import AdmissionLimits
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointStatus, ServedAdapter
 from dynamo_local.core.messages.presence import Counts, Presence
 from dynamo_local.core.names import Watcher, endpoint_of

@@ -12,7 +12,7 @@ from components.frontend.endpoints.waking import ServedEndpoint, WorkersHere
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.waking import Waking
 from dynamo_local.core.endpoints.standing import Standing, is_coming, standings
-from dynamo_local.core.http.admission import AdmissionLimits
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointView
 from dynamo_local.core.names import endpoint_of
 from dynamo_local.core.subjects import Subjects

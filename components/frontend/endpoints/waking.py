@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dynamo_local.bus.nats import Bus
-from dynamo_local.core.http.waking import Idle, idle_as, is_waking, may_be_tried
+from dynamo_local.core.http.waiting.waking import Idle, idle_as, is_waking, may_be_tried
 from dynamo_local.core.messages.endpoints import EndpointRefusal, EndpointsAnswer, EndpointView, WakeEndpoint
 from dynamo_local.core.subjects import Subjects
 

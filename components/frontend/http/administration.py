@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeVar
 
-from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.asgi import Receive, Scope, Send
+from dynamo_local.core.http.bounds.admission import Refusal
 from dynamo_local.core.http.paths import USAGE
 
 Orders = Callable[[str, str, bytes, str], Awaitable[tuple[int, bytes] | Refusal]]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.asgi import Send
+from dynamo_local.core.http.bounds.admission import Refusal
 
 JSON = (b"content-type", b"application/json")
 

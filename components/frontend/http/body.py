@@ -8,8 +8,8 @@ from collections.abc import Coroutine, Generator
 from types import coroutine
 from typing import Any
 
-from dynamo_local.core.http.admission import AdmissionLimits, Refusal
 from dynamo_local.core.http.asgi import Event, HeaderMap, Receive
+from dynamo_local.core.http.bounds.admission import AdmissionLimits, Refusal
 
 _LENGTH_DIGITS = 18
 """A Content-Length with more digits is too large, whatever the limit."""

@@ -15,8 +15,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from components.frontend.keys.known import KnownKeys
-from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.asgi import HeaderMap, Scope
+from dynamo_local.core.http.bounds.admission import Refusal
 from dynamo_local.core.http.paths import Route
 from dynamo_local.core.http.priority import UNLIMITED, WITHOUT_KEY, PriorityTerms, terms_of
 from dynamo_local.core.keys.values import ApiKey, digest_of, has_number

@@ -29,15 +29,15 @@ from components.frontend.keys.known import KnownKeys
 from components.frontend.keys.ticket import Gatekeeper, charge_to
 from components.frontend.limits.rooms import Rooms
 from components.frontend.priority import submitted_at
-from dynamo_local.core.http.admission import (
+from dynamo_local.core.http.asgi import App, Receive, Scope, Send, headers_of, is_crowded
+from dynamo_local.core.http.bounds.admission import (
     AdmissionLimits,
     Refusal,
     examine_headers,
     examine_text,
     read_fields,
 )
-from dynamo_local.core.http.asgi import App, Receive, Scope, Send, headers_of, is_crowded
-from dynamo_local.core.http.bounds import REQUEST_ID
+from dynamo_local.core.http.bounds.request import REQUEST_ID
 from dynamo_local.core.http.json_text import as_utf8
 from dynamo_local.core.http.paths import ROUTES, Route, route_of, without_last_slash
 from dynamo_local.core.http.priority import HEADER_KEY, priority_asked

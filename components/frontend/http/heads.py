@@ -7,8 +7,8 @@ from itertools import chain
 import msgspec
 
 from components.frontend.http.callers import Caller
-from dynamo_local.core.http.admission import AdmissionLimits, Refusal
 from dynamo_local.core.http.asgi import HeaderMap, Scope
+from dynamo_local.core.http.bounds.admission import AdmissionLimits, Refusal
 from dynamo_local.core.http.paths import Route
 
 

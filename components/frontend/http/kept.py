@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from components.frontend.http.body import read_body, replayed
 from components.frontend.http.heads import Asked
 from dynamo_local.core.answers.requests import kept_fields
-from dynamo_local.core.http.admission import AdmissionLimits, Refusal, examine_headers
 from dynamo_local.core.http.asgi import Receive, Scope, Send
+from dynamo_local.core.http.bounds.admission import AdmissionLimits, Refusal, examine_headers
 
 Serve = Callable[[Asked, Receive, Send], Awaitable[Refusal | None]]
 """Answers a request, or returns a refusal."""

@@ -12,12 +12,12 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 from components.frontend.http.generations.held import HoldTimes, Line
 from components.frontend.http.waking import Waking
 from components.frontend.limits.rooms import Room
-from dynamo_local.core.http.admission import AdmissionLimits, Refusal
 from dynamo_local.core.http.asgi import App
-from dynamo_local.core.http.conversations import Conversations
-from dynamo_local.core.http.holding import Held, Unready
+from dynamo_local.core.http.bounds.admission import AdmissionLimits, Refusal
 from dynamo_local.core.http.models import Catalogue, asked_model, not_answered, unknown_model
-from dynamo_local.core.http.waking import Idle
+from dynamo_local.core.http.waiting.conversations import Conversations
+from dynamo_local.core.http.waiting.holding import Held, Unready
+from dynamo_local.core.http.waiting.waking import Idle
 from dynamo_local.core.messages.admin import HeldRow
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.priority.classes import PriorityClass

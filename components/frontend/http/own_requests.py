@@ -11,7 +11,7 @@ from typing import NamedTuple
 from components.frontend.http.body import replayed
 from components.frontend.http.callers import Caller, note_caller
 from dynamo_local.core.http.asgi import App, Event, Scope
-from dynamo_local.core.http.limits import NEVER
+from dynamo_local.core.http.bounds.limits import NEVER
 from dynamo_local.core.http.priority import HEADER_KEY
 
 _log = logging.getLogger(__name__)

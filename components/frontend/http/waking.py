@@ -12,8 +12,8 @@ from weakref import WeakSet
 
 from components.frontend.http.generations.held import Line
 from dynamo_local.core.errors import BusError, DecodeError
-from dynamo_local.core.http.holding import Unready
-from dynamo_local.core.http.waking import AGAIN_S, Asking, Idle, judged
+from dynamo_local.core.http.waiting.holding import Unready
+from dynamo_local.core.http.waiting.waking import AGAIN_S, Asking, Idle, judged
 from dynamo_local.core.messages.endpoints import EndpointRefusal
 from dynamo_local.log_once import LogOnce
 

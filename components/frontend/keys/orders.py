@@ -6,8 +6,8 @@ import msgspec
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError, DecodeError
-from dynamo_local.core.http.admission import Refusal
-from dynamo_local.core.http.key_orders import key_order_of, rendered_keys
+from dynamo_local.core.http.bounds.admission import Refusal
+from dynamo_local.core.http.orders.keys import key_order_of, rendered_keys
 from dynamo_local.core.messages.keys import KeysAnswer, ListKeys
 from dynamo_local.core.subjects import Subjects
 

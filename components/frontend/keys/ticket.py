@@ -14,9 +14,9 @@ from typing import Any
 
 from components.frontend.http.answers import refuse
 from components.frontend.keys.counters import Counters, Denial
-from dynamo_local.core.http.admission import Demand, Refusal
 from dynamo_local.core.http.asgi import Event, Send
-from dynamo_local.core.http.limits import (
+from dynamo_local.core.http.bounds.admission import Demand, Refusal
+from dynamo_local.core.http.bounds.limits import (
     Headers,
     request_headers,
     token_headers,

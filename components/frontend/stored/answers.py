@@ -11,8 +11,8 @@ import msgspec
 
 from components.frontend.http.answers import JSON, answer
 from dynamo_local.core.errors import ConfigError, DynamoError, ItemAbsentError, StorageFullError
-from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.asgi import Scope, Send
+from dynamo_local.core.http.bounds.admission import Refusal
 
 _NO_RETRY = ((b"x-should-retry", b"false"),)
 """Has OpenAI's clients not send again what only grows the shortage."""

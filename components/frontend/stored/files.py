@@ -13,8 +13,8 @@ from components.frontend.http.generations.held import watched
 from components.frontend.stored.answers import answer_json, page, query_of, refusal_of
 from components.frontend.stored.upload import Uploads
 from dynamo_local.core.errors import ConfigError, StateError, UsageError
-from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.asgi import Receive, Scope, Send
+from dynamo_local.core.http.bounds.admission import Refusal
 from dynamo_local.core.http.paths import CONTENT, FILES
 from dynamo_local.core.stored.files import StoredFile
 from dynamo_local.log_once import LogOnce

@@ -10,8 +10,8 @@ from contextlib import suppress
 from components.frontend.http.body import ClientGoneError
 from components.frontend.stored.form import UploadForm
 from dynamo_local.core.errors import ConfigError, StateError
-from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.asgi import Receive, Scope, header
+from dynamo_local.core.http.bounds.admission import Refusal
 from dynamo_local.core.stored.files import NAME_CHARACTERS, StoredFile, check_purpose, expiry_of
 from dynamo_local.tasks import finish_in_thread
 from state.stored.files import FileDescription, FileStore, NewFile

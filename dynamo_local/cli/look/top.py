@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncIterator
 
-    from dynamo_local.monitor.top_session import TopSession
-    from dynamo_local.monitor.top_view import TopView
+    from dynamo_local.monitor.top.session import TopSession
+    from dynamo_local.monitor.top.view import TopView
     from state.paths import StatePaths
 
 
@@ -46,7 +46,7 @@ def top(namespace: str, once: bool, as_json: bool) -> None:
         view = asyncio.run(_look(paths))
         click.echo(msgspec.json.format(msgspec.json.encode(view), indent=2))
     elif once or not sys.stdout.isatty():
-        from dynamo_local.monitor.top_screen import print_once
+        from dynamo_local.monitor.top.screen import print_once
 
         print_once(asyncio.run(_look(paths)))
     else:
@@ -56,7 +56,7 @@ def top(namespace: str, once: bool, as_json: bool) -> None:
 async def _look(paths: StatePaths) -> TopView:
     import asyncio
 
-    from dynamo_local.monitor.top_session import FIRST_LOOK_S
+    from dynamo_local.monitor.top.session import FIRST_LOOK_S
 
     async with _session(paths) as session:
         await session.wait(FIRST_LOOK_S, unless=asyncio.Event())
@@ -69,8 +69,8 @@ async def _watch(paths: StatePaths) -> None:
     import signal
 
     from dynamo_local.core.errors import NotRunningError
-    from dynamo_local.monitor.top_screen import live_screen
-    from dynamo_local.monitor.top_session import REFRESH_S
+    from dynamo_local.monitor.top.screen import live_screen
+    from dynamo_local.monitor.top.session import REFRESH_S
     from state.locks import server_pid
 
     async with _session(paths) as session:
@@ -88,7 +88,7 @@ async def _watch(paths: StatePaths) -> None:
 async def _session(paths: StatePaths) -> AsyncIterator[TopSession]:
     from functools import partial
 
-    from dynamo_local.monitor.top_session import TopSession
+    from dynamo_local.monitor.top.session import TopSession
     from dynamo_local.supervisor.admin.connect import bus_of
     from dynamo_local.supervisor.server.reports.event_log import EventReader
     from state.endpoints.board import read_board

@@ -10,7 +10,7 @@ import msgspec
 
 from dynamo_local.core.answers.records import AnswerHead
 from dynamo_local.core.answers.status import COMPLETED, INCOMPLETE, QUEUED
-from dynamo_local.core.http.admission import Refusal, read_fields
+from dynamo_local.core.http.bounds.admission import Refusal, read_fields
 from dynamo_local.core.http.json_text import as_utf8
 
 PREVIOUS = "previous_response_id"

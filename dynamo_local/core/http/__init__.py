@@ -1,1 +1,1 @@
-"""Rules for HTTP clients: open paths, admission, bounds of requests and connections. Pure."""
+"""Rules for HTTP clients: open paths, models, bounds, orders, and what waits for a worker. Pure."""

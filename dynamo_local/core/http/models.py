@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from dynamo_local.core.http.admission import Refusal
+from dynamo_local.core.http.bounds.admission import Refusal
 from dynamo_local.core.http.paths import ROUTES
 
 NAME_CHARACTERS = 4096

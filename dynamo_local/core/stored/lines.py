@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from dynamo_local.core.http.admission import Refusal, read_fields
+from dynamo_local.core.http.bounds.admission import Refusal, read_fields
 from dynamo_local.core.http.json_text import as_utf8
 from dynamo_local.core.stored.batches import BatchUsage, LineError
 

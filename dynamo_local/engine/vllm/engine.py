@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from dynamo_local.core.errors import BadRequestError, EngineError, RequestError, one_line
-from dynamo_local.core.http.bounds import RequestBounds
+from dynamo_local.core.http.bounds.request import RequestBounds
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
 from dynamo_local.core.messages.presence import EngineInfo, Load
 from dynamo_local.core.messages.tokens import TokenDelta

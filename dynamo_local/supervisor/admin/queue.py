@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from dynamo_local.bus.prefill_queue import PrefillQueue, QueuedJob
+from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, QueuedJob
 from dynamo_local.core.errors import NotRunningError, QueueAbsentError
 from dynamo_local.core.names import endpoint_of
 from dynamo_local.core.subjects import Subjects

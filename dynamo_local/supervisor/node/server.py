@@ -23,7 +23,7 @@ from dynamo_local.supervisor.places.service import PlacesService
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.plan import stop_order
 from dynamo_local.supervisor.server.machinery import Machinery
-from dynamo_local.supervisor.server.nats_server import write_bus_address
+from dynamo_local.supervisor.server.nats.nats_server import write_bus_address
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.settings import ServerSettings, StopRequest
 from dynamo_local.supervisor.upkeep.devices import DeviceHolding, DeviceHolds

@@ -12,9 +12,9 @@ from dynamo_local.core.messages.presence import Presence
 from dynamo_local.supervisor.places.rooms import NodeRoom
 from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
 from dynamo_local.supervisor.server.launch.launch import Launch
+from dynamo_local.supervisor.server.nats.streams import ServerStreams
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.settings import ServerSettings
-from dynamo_local.supervisor.server.streams import ServerStreams
 from state.locks import ServerLock
 
 

@@ -28,7 +28,7 @@ from dynamo_local.supervisor.circus.watchers import WatcherSpecs
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
-from dynamo_local.supervisor.server.nats_server import NatsServer
+from dynamo_local.supervisor.server.nats.nats_server import NatsServer
 from dynamo_local.supervisor.server.reports.event_sources import ServerEvents
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.run_directory import RunDirectory

@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from dynamo_local.bus.jetstream import NoJetStreamError, StreamAbsentError
-from dynamo_local.bus.revisions import RevisionError
+from dynamo_local.bus.jetstream.revisions import RevisionError
+from dynamo_local.bus.jetstream.streams import NoJetStreamError, StreamAbsentError
 from dynamo_local.core.errors import BusError, NamespaceBusyError, SupervisorError
 from dynamo_local.core.process.ownership import (
     RENEW_EVERY_S,

@@ -14,7 +14,7 @@ from dynamo_local.core.names import NAMESPACE_ENV
 from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
-from dynamo_local.supervisor.server.nats_server import NatsServer
+from dynamo_local.supervisor.server.nats.nats_server import NatsServer
 from dynamo_local.supervisor.server.private_files import write_private
 from dynamo_local.supervisor.server.reports import logs
 from dynamo_local.supervisor.server.reports.report import Report

@@ -7,8 +7,8 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from dynamo_local.bus.jetstream.owner_record import BusRecord
 from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.bus.owner_record import BusRecord
 from dynamo_local.core.errors import BusError
 from dynamo_local.supervisor.server.controlled import Controller
 from dynamo_local.supervisor.server.launch.launch import Launch

@@ -20,16 +20,16 @@ from dynamo_local.supervisor.server.launch.listening import answers
 from dynamo_local.supervisor.server.launch.plan import hands_over, plan_bus, stop_order
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.supervisor.server.machinery import Machinery
-from dynamo_local.supervisor.server.nats_server import NatsServer, bring_up, write_bus_address
+from dynamo_local.supervisor.server.nats.nats_server import NatsServer, bring_up, write_bus_address
+from dynamo_local.supervisor.server.nats.rotation import NatsProcesses, TokenRotation
+from dynamo_local.supervisor.server.nats.streams import ServerStreams
+from dynamo_local.supervisor.server.nats.token_orders import NATS_OF_OTHERS, ON_NODES, TokenOrders
 from dynamo_local.supervisor.server.nodes import ServerNodes
 from dynamo_local.supervisor.server.ownership import Ownership
 from dynamo_local.supervisor.server.reports.progress import Progress
 from dynamo_local.supervisor.server.reports.ready_lines import ready_lines
 from dynamo_local.supervisor.server.reports.report import Report
-from dynamo_local.supervisor.server.rotation import NatsProcesses, TokenRotation
 from dynamo_local.supervisor.server.settings import ServerSettings, StopRequest
-from dynamo_local.supervisor.server.streams import ServerStreams
-from dynamo_local.supervisor.server.token_orders import NATS_OF_OTHERS, ON_NODES, TokenOrders
 from dynamo_local.supervisor.upkeep.devices import DeviceHolds
 from dynamo_local.supervisor.upkeep.usage import UsageUpkeep
 from dynamo_local.tasks import TaskGuard

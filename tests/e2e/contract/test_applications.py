@@ -24,7 +24,7 @@ from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.usage import UsageMeter
 from dynamo_local.core.errors import EngineError
-from dynamo_local.core.http.admission import AdmissionLimits
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.messages.endpoints import ServedAdapter
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.ports import Outputs, Request

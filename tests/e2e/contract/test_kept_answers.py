@@ -18,7 +18,7 @@ from components.frontend.answers.recording import Recording, current_recording
 from components.frontend.answers.rest import AnswersRest
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
-from dynamo_local.core.http.admission import AdmissionLimits
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.paths import RESPONSES
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.ports import Outputs, Request

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_local.bus.live_settings import (
+from dynamo_local.bus.jetstream.live_settings import (
     LiveSettingsWatch,
     create_settings,
     delete_settings,

@@ -9,9 +9,15 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer
+from dynamo_local.bus.jetstream.prefill_queue import (
+    LIMITS,
+    PrefillQueue,
+    QueueLength,
+    create_prefill_queue,
+    delete_prefill_queue,
+)
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.prefill_consumer import PrefillConsumer
-from dynamo_local.bus.prefill_queue import LIMITS, PrefillQueue, QueueLength, create_prefill_queue, delete_prefill_queue
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, QueueAbsentError, QueueFullError
 from dynamo_local.core.subjects import Subjects

@@ -15,8 +15,8 @@ import pytest
 
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.core.errors import BusError, BusRefusedError
-from dynamo_local.supervisor.server.certificate import make_certificate
-from dynamo_local.supervisor.server.nats_server import NatsServer
+from dynamo_local.supervisor.server.nats.certificate import make_certificate
+from dynamo_local.supervisor.server.nats.nats_server import NatsServer
 from tests.integration.nats_process import NatsProcess
 
 pytestmark = pytest.mark.integration

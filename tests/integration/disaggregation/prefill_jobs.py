@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer, TakenJob
+from dynamo_local.bus.jetstream.prefill_queue import CONSUMERS, PrefillQueue, QueueLength
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.prefill_consumer import PrefillConsumer, TakenJob
-from dynamo_local.bus.prefill_queue import CONSUMERS, PrefillQueue, QueueLength
 from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.subjects import Subjects
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import msgspec
 import pytest
 
+from dynamo_local.bus.jetstream.prefill_queue import LIMITS, PrefillQueue, QueueLength, create_prefill_queue
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.prefill_queue import LIMITS, PrefillQueue, QueueLength, create_prefill_queue
 from dynamo_local.bus.subscriptions import Answer, Message
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant, PrefillJob

@@ -7,8 +7,8 @@ import dataclasses
 import msgspec
 import pytest
 
+from dynamo_local.bus.jetstream.prefill_queue import LIMITS, delete_prefill_queue
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.prefill_queue import LIMITS, delete_prefill_queue
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch
 from dynamo_local.core.request.fidelity import Fidelity, Survival

@@ -24,8 +24,8 @@ from dynamo_local.bus.subscriptions import Answer as BusAnswer
 from dynamo_local.bus.subscriptions import Subscription
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import EngineError
-from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.messages.admin import RequestsAnswer, RequestsQuestion
 from dynamo_local.core.messages.endpoints import (
     Board,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefill_queue
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.prefill_queue import PrefillQueue, create_prefill_queue
 from dynamo_local.core.request.disaggregation import PrefillLimits
 from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefill_queue
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.prefill_queue import PrefillQueue, create_prefill_queue
 from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core import codec
 from dynamo_local.core.endpoints.spec import EndpointSpec

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
+from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, QueueLength, create_prefill_queue
 from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.bus.prefill_queue import PrefillQueue, QueueLength, create_prefill_queue
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.bus.probing import probe
 from dynamo_local.bus.subscriptions import Answer
@@ -21,7 +21,7 @@ from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load, Presence
 from dynamo_local.core.names import Watcher
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.monitor.top_session import TopSession
+from dynamo_local.monitor.top.session import TopSession
 from dynamo_local.supervisor.admin.frontends import AskedFrontends, Scope
 from dynamo_local.supervisor.admin.status import Row
 from dynamo_local.tasks import TaskGuard

@@ -6,17 +6,17 @@ import asyncio
 import os
 from contextlib import suppress
 
+from dynamo_local.bus.jetstream.owner_record import BusRecord
+from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, QueueLength
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.owner_record import BusRecord
-from dynamo_local.bus.prefill_queue import PrefillQueue, QueueLength
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.process.ownership import Owner
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
-from dynamo_local.supervisor.server import streams as module
+from dynamo_local.supervisor.server.nats import streams as module
+from dynamo_local.supervisor.server.nats.streams import ServerStreams
 from dynamo_local.supervisor.server.ownership import Ownership
-from dynamo_local.supervisor.server.streams import ServerStreams
 from tests.chaos.surroundings.private import disk
 from tests.integration.nats_process import NatsProcess
 from tests.unit.supervisor.recording import RecordingReport

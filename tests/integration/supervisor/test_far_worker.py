@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from dynamo_local.supervisor.server.nats_server import write_bus_address
+from dynamo_local.supervisor.server.nats.nats_server import write_bus_address
 from tests.chaos.frontend import ChaosFrontend
 from tests.integration.relay import Relay
 from tests.integration.server_process import PATIENCE_S

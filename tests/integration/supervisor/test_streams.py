@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.bus.jetstream import StreamAbsentError
-from dynamo_local.bus.live_settings import create_settings, read_settings, write_setting
+from dynamo_local.bus.jetstream.live_settings import create_settings, read_settings, write_setting
+from dynamo_local.bus.jetstream.owner_record import BusRecord
+from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer
+from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, QueueLength, create_prefill_queue
+from dynamo_local.bus.jetstream.streams import StreamAbsentError
 from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.bus.owner_record import BusRecord
-from dynamo_local.bus.prefill_consumer import PrefillConsumer
-from dynamo_local.bus.prefill_queue import PrefillQueue, QueueLength, create_prefill_queue
 from dynamo_local.core.errors import NamespaceBusyError, QueueAbsentError, SupervisorError
 from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.process.ownership import Owner
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
-from dynamo_local.supervisor.server.nats_server import find_binary
+from dynamo_local.supervisor.server.nats.nats_server import find_binary
+from dynamo_local.supervisor.server.nats.streams import ServerStreams
 from dynamo_local.supervisor.server.ownership import Ownership
-from dynamo_local.supervisor.server.streams import ServerStreams
 from tests.chaos.surroundings.private import enter, why_not
 from tests.integration.nats_process import NatsProcess
 from tests.integration.server_process import PATIENCE_S, ServerProcess

@@ -24,7 +24,7 @@ from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.daemon import CircusDaemon, CircusFiles
 from dynamo_local.supervisor.circus.events import EventStream, ProcessBegan, ProcessEnded
 from dynamo_local.supervisor.circus.watchers import WatcherSpec
-from dynamo_local.supervisor.server.nats_server import NatsServer, bring_up
+from dynamo_local.supervisor.server.nats.nats_server import NatsServer, bring_up
 from state.machine.processes import start_time
 from tests.integration.sockets import LISTENS, LOOPBACK, kernel_sockets, socket_inodes
 

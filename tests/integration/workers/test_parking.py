@@ -17,8 +17,8 @@ import pytest
 
 from components.workers.parking_orders import ParkingOrders
 from components.workers.roles import Roles
+from dynamo_local.bus.jetstream.prefill_queue import create_prefill_queue
 from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.bus.prefill_queue import create_prefill_queue
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.admin import ParkAnswer, ParkQuestion

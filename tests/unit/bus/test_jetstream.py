@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo_local.bus.jetstream import delivery_count
+from dynamo_local.bus.jetstream.streams import delivery_count
 from dynamo_local.core.errors import BusError
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from components.frontend.deferral import submit_in_turn
 from components.frontend.http.gate import HttpGate, SettingNames
 from components.frontend.http.models import ModelEntry, ModelTable
-from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import App, Event, Receive, Scope, Send
-from dynamo_local.core.http.limits import LIMITED
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
+from dynamo_local.core.http.bounds.limits import LIMITED
 
 LIMITS = AdmissionLimits(max_body_bytes=1000, max_requests=4, hold_timeout_s=0)
 

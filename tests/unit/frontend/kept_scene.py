@@ -18,8 +18,8 @@ from components.frontend.http.administration import Administration
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.usage import UsageMeter, tally_of
-from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.paths import RESPONSES
 from dynamo_local.core.messages.tokens import Fault, TokenDelta
 from dynamo_local.core.ports import Request

@@ -22,9 +22,9 @@ from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable, Tasks
 from dynamo_local.core.async_tasks.callbacks import CallbackLimits
 from dynamo_local.core.async_tasks.limits import TaskLimits
-from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send
-from dynamo_local.core.http.limits import NEVER
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
+from dynamo_local.core.http.bounds.limits import NEVER
 from dynamo_local.core.http.paths import TASKS
 from state.async_tasks.secret import callback_secret
 from state.async_tasks.store import TaskStore

@@ -22,8 +22,8 @@ from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.stored.files import FilesRest
 from components.frontend.stored.upload import Uploads
-from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.paths import BATCHES, FILES
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.stored.batches import BatchLimits

@@ -8,8 +8,8 @@ from components.frontend.http.administration import Administration
 from components.frontend.http.callers import ANYBODY, Caller, Callers, caller_of
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
-from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send, headers_of
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from tests.unit.frontend.asgi_driver import call, scope
 
 PLAIN = Caller("api-key-file")

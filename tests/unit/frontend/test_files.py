@@ -14,7 +14,7 @@ from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelTable
 from components.frontend.stored.files import FilesRest
 from components.frontend.stored.upload import Uploads
-from dynamo_local.core.http.admission import AdmissionLimits
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.paths import FILES
 from dynamo_local.core.stored.files import FileLimits
 from state.files import DISK, Disk

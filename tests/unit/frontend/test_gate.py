@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import CROWDED, Event, Scope
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.paths import ROUTES
 from tests.unit.frontend.asgi_driver import House, call, scope
 

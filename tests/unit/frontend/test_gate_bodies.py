@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.frontend.http.body import read_body
-from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Event
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.paths import ROUTES
 from tests.unit.frontend.asgi_driver import Answer, Backend, House, call, scope
 

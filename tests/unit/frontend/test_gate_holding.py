@@ -11,8 +11,8 @@ import pytest
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.generations import generation, held
 from components.frontend.http.models import ModelEntry, ModelTable
-from dynamo_local.core.http import holding
-from dynamo_local.core.http.admission import AdmissionLimits
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
+from dynamo_local.core.http.waiting import holding
 from tests.unit.frontend.asgi_driver import Answer, Backend, call, scope
 
 STREAM = (200, "text/event-stream; charset=utf-8", b"data: {}\n\n")

@@ -13,7 +13,7 @@ import pytest
 from components.frontend.http.administration import Administration
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
-from dynamo_local.core.http.admission import AdmissionLimits, Refusal
+from dynamo_local.core.http.bounds.admission import AdmissionLimits, Refusal
 from dynamo_local.core.http.paths import ROUTES
 from tests.unit.frontend.asgi_driver import Answer, Backend, call, scope
 

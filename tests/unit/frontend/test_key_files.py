@@ -19,8 +19,8 @@ from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.key_files import Found, KeyFile, KeyFiles
 from dynamo_local.core.errors import ConfigError
-from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from tests.unit.frontend.asgi_driver import call, scope
 
 DEADLINE_S = 30.0

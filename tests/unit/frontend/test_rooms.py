@@ -20,9 +20,9 @@ from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.limits import key_counts
 from components.frontend.limits.places import HEAD, Places
 from components.frontend.limits.rooms import MOST_MODELS, Rooms
-from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send
-from dynamo_local.core.http.limits import LIMITED
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
+from dynamo_local.core.http.bounds.limits import LIMITED
 from dynamo_local.core.priority.classes import PriorityClass, ahead_of, class_of
 from dynamo_local.core.priority.occupancy import mark_of
 from tests.unit.frontend.asgi_driver import Answer, call, scope

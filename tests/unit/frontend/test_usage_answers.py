@@ -16,8 +16,8 @@ from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.metrics import FrontendMetrics
 from components.frontend.usage import FrontendUsage
 from dynamo_local.core.fleet.view import FleetView
-from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.core.usage.records import UsageRecord
 from dynamo_local.monitor.exposition import collected, expose

@@ -13,8 +13,8 @@ from components.frontend.http.callers import API_KEY_FILE
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.usage import UsageMeter, tally_of
-from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Event, Receive, Scope, Send
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.usage.records import UsageRecord
 from dynamo_local.core.usage.tally import Tally
 from dynamo_local.engine.vllm.frontend.counting import counting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dynamo_local.bus.prefill_queue import QueueLength
+from dynamo_local.bus.jetstream.prefill_queue import QueueLength
 from dynamo_local.core.messages.planner import DecisionReport, PlannerReport, RoleReport
 from dynamo_local.core.messages.presence import Counts, EndedMigrations, EngineInfo, Load, MigrationCounts, Presence
 from dynamo_local.monitor.graph_watch import Snapshot

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dynamo_local.bus.prefill_queue import QueueLength
+from dynamo_local.bus.jetstream.prefill_queue import QueueLength
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.histogram import Histogram
 from dynamo_local.core.messages.endpoints import EndpointHistory, EndpointStatus, EndpointView

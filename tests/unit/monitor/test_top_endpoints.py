@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from dynamo_local.bus.prefill_queue import QueueLength
+from dynamo_local.bus.jetstream.prefill_queue import QueueLength
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.messages.endpoints import Board, EndpointHistory, EndpointStatus, EndpointView
 from dynamo_local.core.messages.events import Event
@@ -17,8 +17,8 @@ from dynamo_local.core.messages.planner import EndpointReport
 from dynamo_local.core.messages.presence import Counts, Load, Presence
 from dynamo_local.monitor.rates import Rates
 from dynamo_local.monitor.scraping import FrontendFigures, ReadFigures
-from dynamo_local.monitor.top_screen import drawn
-from dynamo_local.monitor.top_view import TopView, note_counts, recent, view_of
+from dynamo_local.monitor.top.screen import drawn
+from dynamo_local.monitor.top.view import TopView, note_counts, recent, view_of
 from tests.unit.monitor.graph import DECODE, NOW, REPORT, ROUTER, snapshot
 
 

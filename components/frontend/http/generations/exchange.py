@@ -9,9 +9,9 @@ import msgspec
 from components.frontend.http.body import replayed
 from components.frontend.http.generations.held import EarlyAnswer
 from components.frontend.http.outgoing import Outgoing, Renaming
-from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.asgi import Receive, Scope, Send
-from dynamo_local.core.http.conversations import conversation_of
+from dynamo_local.core.http.bounds.admission import Refusal
+from dynamo_local.core.http.waiting.conversations import conversation_of
 from dynamo_local.core.priority.classes import PriorityClass, class_of
 
 RETRY_NO_WORKER_S = 2

@@ -25,9 +25,9 @@ from components.frontend.http.outgoing import Renaming
 from components.frontend.http.usage import Metered, UsageMeter
 from components.frontend.keys.ticket import note_demand
 from components.frontend.limits.rooms import Rooms
-from dynamo_local.core.http.admission import Demand, Refusal, examine
 from dynamo_local.core.http.asgi import Receive, Send
-from dynamo_local.core.http.holding import GiveUp, Go, Held, Unready, next_step
+from dynamo_local.core.http.bounds.admission import Demand, Refusal, examine
+from dynamo_local.core.http.waiting.holding import GiveUp, Go, Held, Unready, next_step
 
 _log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from components.frontend.http.outgoing import stream_headers
 from dynamo_local.core.histogram import Histogram
-from dynamo_local.core.http.admission import Refusal
 from dynamo_local.core.http.asgi import Event, Receive, Send, begins_event_stream
+from dynamo_local.core.http.bounds.admission import Refusal
 from dynamo_local.core.http.event_streams import comment, error_event
-from dynamo_local.core.http.holding import COMMENT_EVERY_S, Held
+from dynamo_local.core.http.waiting.holding import COMMENT_EVERY_S, Held
 from dynamo_local.core.priority.fair_queue import Claim, in_turn
 from dynamo_local.core.priority.occupancy import Occupancy
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from components.frontend.http.generations.exchange import RETRY_NO_WORKER_S, GenerationRequest, unavailable
 from components.frontend.http.models import ModelEntry
-from dynamo_local.core.http.admission import Refusal
-from dynamo_local.core.http.holding import GiveUp, Unready, refused
-from dynamo_local.core.http.limits import LIMITED
+from dynamo_local.core.http.bounds.admission import Refusal
+from dynamo_local.core.http.bounds.limits import LIMITED
+from dynamo_local.core.http.waiting.holding import GiveUp, Unready, refused
 from dynamo_local.core.priority.classes import PriorityClass
 from dynamo_local.core.priority.occupancy import may_come, share_of
 

@@ -15,7 +15,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from dynamo_local.core.http.connections import is_due
+from dynamo_local.core.http.bounds.connections import is_due
 from dynamo_local.engine.vllm.frontend.http_connections import Others
 from dynamo_local.log_once import LogOnce
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from dynamo_local.core.errors import EngineError, RequestError, one_line
 from dynamo_local.core.http.asgi import App, Receive, Scope, Send
-from dynamo_local.core.http.bounds import RequestBounds
+from dynamo_local.core.http.bounds.request import RequestBounds
 from dynamo_local.core.messages.endpoints import ServedAdapter
 from dynamo_local.core.ports import Dispatcher, Progress
 from dynamo_local.engine.vllm.environment import prepare_environment

@@ -18,7 +18,7 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from dynamo_local.core.errors import BadRequestError
-from dynamo_local.core.http.bounds import RequestBounds
+from dynamo_local.core.http.bounds.request import RequestBounds
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.ports import Dispatcher
 from dynamo_local.engine.vllm.frontend.client_errors import drop_clients_errors

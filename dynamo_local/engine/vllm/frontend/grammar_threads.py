@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.core.http.bounds import RequestBounds
+from dynamo_local.core.http.bounds.request import RequestBounds
 
 _log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from dynamo_local.core.beats import BEAT_S, until_beat
-from dynamo_local.core.http.admission import AdmissionLimits, Refusal
 from dynamo_local.core.http.asgi import CROWDED
-from dynamo_local.core.http.connections import ConnectionSlots
+from dynamo_local.core.http.bounds.admission import AdmissionLimits, Refusal
+from dynamo_local.core.http.bounds.connections import ConnectionSlots
 
 _log = logging.getLogger(__name__)
 

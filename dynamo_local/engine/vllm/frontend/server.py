@@ -19,8 +19,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from dynamo_local.core.errors import EngineError, one_line
-from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import App
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.ports import Progress
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.frontend.application import build_app

@@ -7,8 +7,8 @@ import asyncio
 import msgspec
 
 from dynamo_local.bus.events import publish_event
-from dynamo_local.bus.jetstream import StreamAbsentError
-from dynamo_local.bus.live_settings import read_settings, write_setting
+from dynamo_local.bus.jetstream.live_settings import read_settings, write_setting
+from dynamo_local.bus.jetstream.streams import StreamAbsentError
 from dynamo_local.core.errors import DecodeError, NotRunningError
 from dynamo_local.core.live_settings import SETTINGS, LiveSetting, setting
 from dynamo_local.core.messages.events import Event

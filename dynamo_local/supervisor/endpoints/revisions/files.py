@@ -14,7 +14,7 @@ from dynamo_local.core.names import Revision
 from dynamo_local.process.forkserver.prepared.orders import withdraw
 from dynamo_local.supervisor.endpoints.revisions.launch import Launched
 from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
-from dynamo_local.supervisor.server.streams import ServerStreams
+from dynamo_local.supervisor.server.nats.streams import ServerStreams
 from dynamo_local.tasks import finish_in_thread
 from state.files import make_private_directory, replace_file, system_errors
 from state.paths import StatePaths

@@ -9,7 +9,7 @@ import pytest
 
 from dynamo_local.core.answers.records import AnswerHead
 from dynamo_local.core.answers.requests import continued, inner_body, is_answer_id, is_kept, kept_fields
-from dynamo_local.core.http.admission import Refusal
+from dynamo_local.core.http.bounds.admission import Refusal
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.http.admission import FORBIDDEN_FIELDS, AdmissionLimits, Demand, Refusal, read_fields
-from dynamo_local.core.http.admission import examine as examine_fields
+from dynamo_local.core.http.bounds.admission import FORBIDDEN_FIELDS, AdmissionLimits, Demand, Refusal, read_fields
+from dynamo_local.core.http.bounds.admission import examine as examine_fields
 
 LIMITS = AdmissionLimits(max_prompts=8, max_n=4, max_candidates=5, max_requests=20)
 NUMBERS = ("n", "best_of", "logprobs", "top_logprobs", "prompt_logprobs")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.http.bounds import (
+from dynamo_local.core.http.bounds.request import (
     NAME_CHARACTERS,
     Excess,
     RequestBounds,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.http.connections import GRACE_S, ConnectionSlots, is_due
+from dynamo_local.core.http.bounds.connections import GRACE_S, ConnectionSlots, is_due
 
 steps = st.lists(
     st.tuples(st.sampled_from(["enter", "served", "waits", "leave"]), st.integers(0, 5), st.floats(0, 2 * GRACE_S)),

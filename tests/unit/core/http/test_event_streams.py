@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.http.admission import Refusal
+from dynamo_local.core.http.bounds.admission import Refusal
 from dynamo_local.core.http.event_streams import comment, error_event
 
 REFUSAL = Refusal(503, "no worker", "ServiceUnavailableError").body()

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.http.admission import Refusal
-from dynamo_local.core.http.key_orders import key_order_of, rendered_keys
+from dynamo_local.core.http.bounds.admission import Refusal
+from dynamo_local.core.http.orders.keys import key_order_of, rendered_keys
 from dynamo_local.core.http.paths import route_of
 from dynamo_local.core.messages.endpoints import EndpointRefusal
 from dynamo_local.core.messages.keys import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.http.admission import Refusal, read_fields
+from dynamo_local.core.http.bounds.admission import Refusal, read_fields
 from dynamo_local.core.http.models import NAME_CHARACTERS, Catalogue, asked_model
 
 names = st.text("abc-/@", min_size=1, max_size=4)

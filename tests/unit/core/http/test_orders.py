@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.core.http.admission import Refusal
-from dynamo_local.core.http.orders import MOST_BYTES, order_of, rendered
+from dynamo_local.core.http.bounds.admission import Refusal
+from dynamo_local.core.http.orders.endpoints import MOST_BYTES, order_of, rendered
 from dynamo_local.core.http.paths import route_of
 from dynamo_local.core.messages.endpoints import (
     AdapterOrdered,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.core.http.holding import Unready
-from dynamo_local.core.http.waking import AGAIN_S, Asking, idle_as, is_waking, judged, may_be_tried
+from dynamo_local.core.http.waiting.holding import Unready
+from dynamo_local.core.http.waiting.waking import AGAIN_S, Asking, idle_as, is_waking, judged, may_be_tried
 from dynamo_local.core.messages.endpoints import EndpointRefusal, EndpointState, EndpointStatus, EndpointView
 
 ASLEEP = Unready("endpoint a is asleep")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.errors import ConfigError
-from dynamo_local.core.http.admission import Refusal
+from dynamo_local.core.http.bounds.admission import Refusal
 from dynamo_local.core.stored.batches import Batch, BatchOrder, BatchState, BatchUsage, order_of
 from dynamo_local.core.stored.lines import (
     Line,

@@ -11,7 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from dynamo_local.bus.address import BusAddress
-from dynamo_local.supervisor.server.nats_server import NatsServer, write_bus_address
+from dynamo_local.supervisor.server.nats.nats_server import NatsServer, write_bus_address
 
 
 def users(server: NatsServer) -> dict[str, str]:

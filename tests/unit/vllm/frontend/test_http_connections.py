@@ -19,9 +19,9 @@ from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.limits.places import Places
 from components.frontend.limits.rooms import Rooms
-from dynamo_local.core.http.admission import AdmissionLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send
-from dynamo_local.core.http.connections import GRACE_S
+from dynamo_local.core.http.bounds.admission import AdmissionLimits
+from dynamo_local.core.http.bounds.connections import GRACE_S
 from dynamo_local.process.listener import bind
 
 uvicorn = pytest.importorskip("uvicorn", reason="uvicorn comes with vLLM")

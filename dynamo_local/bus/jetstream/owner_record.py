@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dynamo_local.bus.jetstream.revisions import Revisions
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.revisions import Revisions
 from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.process.ownership import Owner, Record

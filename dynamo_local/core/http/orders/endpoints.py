@@ -8,7 +8,7 @@ from urllib.parse import unquote
 import msgspec
 
 from dynamo_local.core.errors import ConfigError
-from dynamo_local.core.http.admission import Refusal
+from dynamo_local.core.http.bounds.admission import Refusal
 from dynamo_local.core.http.json_text import as_utf8, why_not
 from dynamo_local.core.http.paths import ENDPOINTS, PARK, SCALE, WAKE
 from dynamo_local.core.messages.endpoints import (

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from dynamo_local.bus.jetstream import JetStream, StreamAbsentError
+from dynamo_local.bus.jetstream.streams import JetStream, StreamAbsentError
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core.errors import BusDownError, BusError, UsageError

@@ -22,9 +22,9 @@ from dynamo_local.bus import without_websockets  # noqa: F401
 # isort: split
 from nats.js import api
 
-from dynamo_local.bus.jetstream import AGAIN, DONE, NEVER, PROGRESS, delivery_count
+from dynamo_local.bus.jetstream.prefill_queue import ACK_WAIT_S, CONSUMERS, PrefillQueue
+from dynamo_local.bus.jetstream.streams import AGAIN, DONE, NEVER, PROGRESS, delivery_count
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.prefill_queue import ACK_WAIT_S, CONSUMERS, PrefillQueue
 from dynamo_local.bus.subscriptions import Message, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusDownError, BusError, DecodeError, QueueAbsentError

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from dynamo_local.core.http.holding import Unready
+from dynamo_local.core.http.waiting.holding import Unready
 from dynamo_local.core.messages.endpoints import EndpointRefusal, EndpointView
 
 AGAIN_S = 1.0

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from dynamo_local.bus.prefill_queue import QueueLength
+from dynamo_local.bus.jetstream.prefill_queue import QueueLength
 from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.core.messages.endpoints import Board, EndpointView
 from dynamo_local.core.messages.events import Event

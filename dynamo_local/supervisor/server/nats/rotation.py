@@ -29,7 +29,7 @@ from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.rotation import AddressChanged, AddressTaken
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.circus.client import CircusClient
-from dynamo_local.supervisor.server.nats_server import NatsServer, write_bus_address
+from dynamo_local.supervisor.server.nats.nats_server import NatsServer, write_bus_address
 
 _log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from rich.text import Text
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.planner import EndpointReport
 from dynamo_local.core.names import endpoint_of, parse_revision, short_watcher
-from dynamo_local.monitor.top_columns import lines_of
-from dynamo_local.monitor.top_view import EndpointRow, TopView, WorkerRow
+from dynamo_local.monitor.top.columns import lines_of
+from dynamo_local.monitor.top.view import EndpointRow, TopView, WorkerRow
 
 UNKNOWN = "-"
 STYLES = {

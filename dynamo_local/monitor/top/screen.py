@@ -14,8 +14,8 @@ from dynamo_local.core.messages.planner import DecisionReport, PlannerReport
 from dynamo_local.core.messages.presence import MigrationCounts
 from dynamo_local.core.names import short_watcher
 from dynamo_local.monitor.scraping import FrontendFigures
-from dynamo_local.monitor.top_columns import Column, lines_of, table_of, tables_of
-from dynamo_local.monitor.top_sections import (
+from dynamo_local.monitor.top.columns import Column, lines_of, table_of, tables_of
+from dynamo_local.monitor.top.sections import (
     STYLES,
     clock_of,
     heading_of,
@@ -24,7 +24,7 @@ from dynamo_local.monitor.top_sections import (
     shown_seconds,
     unqualified,
 )
-from dynamo_local.monitor.top_view import EventRow, ProcessRow, RoutingRow, TopView, WorkerRow
+from dynamo_local.monitor.top.view import EventRow, ProcessRow, RoutingRow, TopView, WorkerRow
 
 Draw = Callable[[TopView], None]
 

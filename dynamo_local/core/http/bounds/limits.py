@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from dynamo_local.core.http.admission import Refusal
+from dynamo_local.core.http.bounds.admission import Refusal
 from dynamo_local.core.keys.limits import Margin
 
 LIMITED = "rate_limit_exceeded"

@@ -18,7 +18,7 @@ from dynamo_local.monitor.graph_watch import GraphWatch
 from dynamo_local.monitor.queue_lengths import QueueLengths
 from dynamo_local.monitor.rates import Rates
 from dynamo_local.monitor.scraping import FrontendReader, ReadFigures
-from dynamo_local.monitor.top_view import TopView, note_counts, recent, view_of
+from dynamo_local.monitor.top.view import TopView, note_counts, recent, view_of
 from dynamo_local.tasks import TaskGuard
 
 REFRESH_S = 1.0

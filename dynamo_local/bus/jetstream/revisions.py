@@ -9,7 +9,7 @@ from dynamo_local.bus import without_websockets  # noqa: F401
 from nats.js import api
 from nats.js.errors import BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError
 
-from dynamo_local.bus.jetstream import JetStream
+from dynamo_local.bus.jetstream.streams import JetStream
 from dynamo_local.core.errors import BusError
 
 

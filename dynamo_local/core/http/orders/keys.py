@@ -8,8 +8,8 @@ from urllib.parse import unquote
 import msgspec
 
 from dynamo_local.core.errors import ConfigError
-from dynamo_local.core.http.admission import Refusal
-from dynamo_local.core.http.orders import bad_order, fields_of_order, refusal_from
+from dynamo_local.core.http.bounds.admission import Refusal
+from dynamo_local.core.http.orders.endpoints import bad_order, fields_of_order, refusal_from
 from dynamo_local.core.http.paths import KEYS
 from dynamo_local.core.keys.checks import check_key
 from dynamo_local.core.messages.keys import CreateKey, KeyOrder, KeysAnswer, KeyView, ListKeys, RevokeKey, RotateKey

@@ -1,4 +1,4 @@
-"""The prefill queue: jobs that frontends publish and prefill workers take (bus/prefill_consumer.py).
+"""The prefill queue: jobs that frontends publish and prefill workers take (bus/jetstream/prefill_consumer.py).
 
 The queue is a work-queue stream of JetStream on disk: a job is kept until a worker acknowledges that it is done,
 whichever process dies meanwhile. Each priority class has a subject and a consumer of its own in it. Only the queue's
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from dynamo_local.bus.jetstream import ConsumerState, JetStream, QueueLimits, StreamAbsentError, StreamFullError
+from dynamo_local.bus.jetstream.streams import ConsumerState, JetStream, QueueLimits, StreamAbsentError, StreamFullError
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError, QueueAbsentError, QueueFullError

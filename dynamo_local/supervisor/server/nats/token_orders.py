@@ -12,8 +12,8 @@ from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.rotation import RotateToken, RotationAnswer
 from dynamo_local.core.names import short_watcher
 from dynamo_local.core.subjects import Subjects
+from dynamo_local.supervisor.server.nats.rotation import TokenRotation
 from dynamo_local.supervisor.server.reports.report import Report
-from dynamo_local.supervisor.server.rotation import TokenRotation
 from dynamo_local.tasks import TaskGuard
 
 NATS_OF_OTHERS = UsageError(

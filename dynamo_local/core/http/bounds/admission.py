@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from dynamo_local.core.http.bounds import Excess, RequestBounds, excess_of, excess_of_headers, fields_of_text
-from dynamo_local.core.http.holding import HoldLimits
+from dynamo_local.core.http.bounds.request import Excess, RequestBounds, excess_of, excess_of_headers, fields_of_text
 from dynamo_local.core.http.inputs import characters_of_inputs, field_of_inputs, number_of_inputs
 from dynamo_local.core.http.json_text import why_not
+from dynamo_local.core.http.waiting.holding import HoldLimits
 
 FORBIDDEN_FIELDS = frozenset({"kv_transfer_params", "ec_transfer_params", "kv_hints", "data_parallel_rank"})
 """Fields that steer the machinery (hosts, ports, block ids). Workers and frontends fill them, clients never."""

@@ -1,0 +1,1 @@
+"""REST requests about endpoints and keys as orders to the server."""
