@@ -18,8 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -49,6 +50,9 @@ SUITES: dict[str, tuple[str, ...]] = {
 STEPS = ("lint", *SUITES)
 SLOWEST = ("--durations=40", "--durations-min=4")
 """What pytest tells at the end of a suite: which tests took longest, to know what to make quicker."""
+SERVING = {"integration", "e2e"}
+"""Suites with servers, for which vLLM is imported once (tests/imported.py), beside the first suite."""
+IMPORTED = "DYN_IMPORTED"
 MOST_REPEATED = 5
 """Failed tests of one run that are repeated. More are no accident."""
 PASSED, FAILED, NO_TESTS = 0, 1, 5
@@ -115,6 +119,25 @@ def lint(name: str) -> bool:
     return passed
 
 
+@contextmanager
+def imported(wanted: bool) -> Iterator[None]:
+    """Have a process that imports vLLM, from which servers of tests are forked, and name it in the environment."""
+    if not wanted:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        socket = str(Path(folder, "imported.sock"))
+        command = [sys.executable, "-m", "tests.imported", socket, "components.vllm.preload"]
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        os.environ[IMPORTED] = socket
+        try:
+            yield
+        finally:
+            del os.environ[IMPORTED]
+            process.kill()
+            process.wait()
+
+
 def run_pytest(arguments: Sequence[str]) -> tuple[int, Outcomes]:
     """Run pytest, its output shown as it comes; returns its exit code and what it has noted."""
     with tempfile.TemporaryDirectory() as folder:
@@ -177,7 +200,8 @@ def main(arguments: Sequence[str]) -> int:
     own = [("pytest", arguments[at + 1 :])] if at < len(arguments) else []
     suites = own or [(name, SUITES[name]) for name in SUITES if name in steps]
     signal.signal(signal.SIGTERM, stop)
-    report = run_all([*LINT] if "lint" in steps else [], suites)
+    with imported(not SERVING.isdisjoint(name for name, _ in suites)):
+        report = run_all([*LINT] if "lint" in steps else [], suites)
     if options.repeat_failed:
         report.repeat(passes_alone)
     say("\n" + "\n".join(report.lines()))

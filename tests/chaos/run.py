@@ -55,7 +55,7 @@ def run_on_mockers(settings: ChaosSettings, root: Path) -> Report:
         tempfile.TemporaryDirectory(prefix="orders-") as folder,
         errors_logged_here() as logged,
         clock_for(settings, root.parent) as clock,
-        ServerProcess(root, NAMESPACE, _arguments(settings, orders := Path(folder))) as server,
+        ServerProcess(root, NAMESPACE, _arguments(settings, orders := Path(folder)), imports=True) as server,
     ):
         server.line("all services ready", within_s=120)
         sockets = Sockets.of_endpoint(server.state().circus_endpoint).directory

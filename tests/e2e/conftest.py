@@ -78,7 +78,8 @@ def served(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmS
         f"--Frontend.drain-timeout-s={PATIENCE_S}",
         f"--VllmWorker.drain-timeout-s={PATIENCE_S}",
     ]
-    with LlmServer(root / "state", "e2e", options) as server:
+    # Its fork server is killed, and more (scaling/test_forkserver.py).
+    with LlmServer(root / "state", "e2e", options, imports=True) as server:
         server.await_ready()
         yield server
         if server.process.poll() is None:

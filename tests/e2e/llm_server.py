@@ -36,9 +36,9 @@ ROLES = frozenset({"aggregated", "decode", "prefill"})
 class LlmServer(ServerProcess):
     """Serves on a free port; `url` is known once it is ready."""
 
-    def __init__(self, root: Path, namespace: str, options: list[str]) -> None:
+    def __init__(self, root: Path, namespace: str, options: list[str], *, imports: bool = False) -> None:
         arguments = ["-m", "dynamo_local.cli.main", "serve", *options, "--port=0", f"--namespace={namespace}"]
-        super().__init__(root, namespace, arguments)
+        super().__init__(root, namespace, arguments, imports=imports)
         self.url = ""
 
     def await_ready(self) -> None:
@@ -61,8 +61,10 @@ class LlmServer(ServerProcess):
         return done.stdout
 
     def tree(self) -> dict[int, int]:
-        """All descendants of the server: pid to start time. (vLLM's overwrite the environment that marks them.)"""
-        found = descendants(self.process.pid)
+        """All processes of the server: pid to start time. (vLLM's overwrite the environment that marks them, and a fork
+        server may be a fork of tests/imported.py.)"""
+        roots = {self.process.pid, *(process.pid for process in self.processes())}
+        found = {pid for root in roots for pid in descendants(root)}
         return {pid: started for pid in found if (started := start_time(pid)) is not None}
 
     def ps(self) -> list[dict[str, Any]]:

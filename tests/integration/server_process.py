@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from dynamo_local.process.ancestry import PARENT_PID_ENV
+from dynamo_local.process.forkserver.protocol import IMPORTED_ENV
 from state.devices.inventory import CPU_SLOTS_VARIABLE, driver_present, usable_cores
 from state.endpoints.board import read_board
 from state.machine.processes import Process, ProcFs, kin
@@ -31,9 +32,12 @@ TRACKERS_S = 5.0
 
 
 class ServerProcess:
-    """Start with a command line; use as a context manager, which leaves no process behind."""
+    """Start with a command line; use as a context manager, which leaves no process behind. `imports`: its fork server
+    imports vLLM for itself, even where a process that has done so is there to be forked (tests/imported.py)."""
 
-    def __init__(self, root: Path, namespace: str, arguments: list[str], cwd: Path | None = None) -> None:
+    def __init__(
+        self, root: Path, namespace: str, arguments: list[str], cwd: Path | None = None, *, imports: bool = False
+    ) -> None:
         self.paths = StatePaths(root, namespace)
         self._temporary = tempfile.TemporaryDirectory(prefix="dyn")
         self.lines: list[str] = []
@@ -53,6 +57,8 @@ class ServerProcess:
             environ.setdefault(CPU_SLOTS_VARIABLE, str(len(usable_cores())))
         for name in ("NATS_SERVER", "NATS_TOKEN", "NATS_CA", "DYN_NAMESPACE"):
             environ.pop(name, None)
+        if imports:
+            environ.pop(IMPORTED_ENV, None)
         environ[PARENT_PID_ENV] = str(os.getpid())
         self.environ: Mapping[str, str] = environ
         self.process = subprocess.Popen(

@@ -42,6 +42,10 @@ PREPARED_ENV = "DYN_PREPARED"
 """Set by the server in each process that is to be forked: the socket of the process that has loaded the weights of its
 model, if there is one."""
 
+IMPORTED_ENV = "DYN_IMPORTED"
+"""Socket of a process that has imported what fork servers import, and is forked for them (`python -m tests.imported`):
+the test suites' many servers import vLLM once. Without one, which is usual, each server's fork server imports."""
+
 SPARE_MODULE = "dynamo_local.process.forkserver.spare"
 """Shown by /proc as the command of a spare, by which others recognise it."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.names import WATCHER_ENV
-from dynamo_local.process.forkserver.protocol import SPARE_MODULE
+from dynamo_local.process.forkserver.protocol import IMPORTED_ENV, SPARE_MODULE
 from state.machine.processes import start_time
 from tests.chaos.processes import command_of
 from tests.integration.server_process import PATIENCE_S, ServerProcess, eventually, parent_of
@@ -28,9 +28,10 @@ FORKSERVER = "forks_ForkServer"
 class ForkingServer(ServerProcess):
     """`dynamo serve` of forked_graph.py."""
 
-    def __init__(self, root: Path, *options: str) -> None:
+    def __init__(self, root: Path, *options: str, imports: bool = True) -> None:
         target = "tests.integration.process.forked_graph:Forked"
-        super().__init__(root, "forks", [*COMMAND, "serve", target, "--port=0", "--namespace=forks", *options])
+        arguments = [*COMMAND, "serve", target, "--port=0", "--namespace=forks", *options]
+        super().__init__(root, "forks", arguments, imports=imports)
 
     def log(self, watcher: str = "forks_Forked") -> str:
         return self.paths.log_file(watcher).read_text()
@@ -211,6 +212,27 @@ def test_forks_that_a_crash_left_are_found(root: Path) -> None:
                 os.kill(each, signal.SIGKILL)
         ended(pid)
         server.process.wait()
+
+
+def test_fork_servers_of_tests_are_forked_from_one_that_has_imported(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    socket = tmp_path / "imported.sock"
+    monkeypatch.setenv(IMPORTED_ENV, str(socket))
+    preload = "tests.integration.process.slow_import"
+    with subprocess.Popen([sys.executable, "-m", "tests.imported", str(socket), preload]) as imported:
+        try:
+            eventually(socket.exists, "it imports for ever")
+            with ForkingServer(root, imports=False) as server:
+                server.line("all services ready")
+                (forkserver,) = {each.pid for each in server.processes() if parent_of(each.pid) == imported.pid}
+                assert parent_of(server.pid("Forked")) == forkserver
+                assert f"importer {imported.pid} " in server.log()
+                server.signal(signal.SIGTERM)
+                assert server.end() == 0
+                server.assert_nothing_left()
+        finally:
+            imported.kill()
 
 
 @pytest.mark.parametrize(
