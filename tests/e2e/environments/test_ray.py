@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.raylets import Raylets, raylet_pid, raylets
-from state.machine.processes import descendants
+from state.machine.processes import descendants, environment_of
+from state.paths import StatePaths
 from tests.e2e.environments.ray_traffic import agents_of, frozen, received_from, talks_to
 from tests.e2e.environments.suite import PROMPTS, WORKERS, EnvironmentServer, Suite, Told
 
@@ -63,10 +64,38 @@ def on(server: EnvironmentServer, node: Any, of: int = WORKERS) -> list[str]:
     return sorted(watcher for watcher, (_, where) in server.workers(of).items() if where == node.node_id)
 
 
+def paths_of(pid: int) -> StatePaths:
+    """The state folder of the node on which a process runs."""
+    return StatePaths.of(NAMESPACE, environment_of(pid))
+
+
 class TestRay(Suite):
     def test_workers_live_on_the_nodes(self, server: EnvironmentServer, cluster: Raylets) -> None:
         assert [len(on(server, node)) for node in cluster.nodes] == [0, 2, 2]
         assert " NODE " in server.command("ps")
+
+    def test_workers_are_shown_with_their_nodes_and_logs(self, server: EnvironmentServer) -> None:
+        watcher, (pid, node) = next(iter(server.workers(WORKERS).items()))
+        assert f"on node {node}" in server.command("describe", watcher)
+        with paths_of(pid).log_file(watcher).open("a") as log:
+            log.write("a line of a node\n")
+        assert "a line of a node" in server.command("logs", watcher)
+        assert "a line of a node" in server.command("logs")
+
+    def test_more_workers_than_the_nodes_have_devices_are_refused(self, server: EnvironmentServer) -> None:
+        server.workers(WORKERS)
+        with pytest.raises(AssertionError, match="takes 5 devices, and there are 4 CPU slots"):
+            server.command("scale", f"VllmWorker={WORKERS + 1}")
+
+    def test_a_worker_is_restarted_in_its_place_while_it_streams(
+        self, server: EnvironmentServer, undisturbed: Told
+    ) -> None:
+        """No device is free for another one beside it."""
+        watcher, (pid, node) = next(iter(server.workers(WORKERS).items()))
+        assert server.told(lambda: server.command("restart", watcher)) == undisturbed
+        after = server.workers(WORKERS)[watcher]
+        assert after[0] != pid
+        assert after[1] == node
 
     def test_ten_thousand_tokens_take_no_call_of_ray(
         self, server: EnvironmentServer, cluster: Raylets, undisturbed: Told
