@@ -156,7 +156,16 @@ class PullEngine:
 
     async def close(self) -> None:
         self._pump.cancel()
+        core = self.engine._core
         await self.engine.close(5.0)
+        if core is None:
+            return
+        # Those of an engine that has died are closed when vLLM's thread that noticed it has this loop do so. A context
+        # of ZeroMQ that is collected before, while a failure is printed, would wait for them for ever.
+        sockets = (core.resources.input_socket, core.resources.output_socket)
+        async with asyncio.timeout(PATIENCE_S):
+            while not all(socket.closed for socket in sockets):  # noqa: ASYNC110  # nothing tells of it
+                await asyncio.sleep(0.01)
 
     def kill(self) -> None:
         for pid in self.pids:
