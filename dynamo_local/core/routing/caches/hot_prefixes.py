@@ -45,6 +45,10 @@ class _Node:
     """Number of requests, each counted as 2 ** (its age at the epoch / half-life): what decays is the measure."""
     children: dict[bytes, _Node] = field(default_factory=dict)
 
+    def __lt__(self, other: _Node) -> bool:
+        """Which of two that are alike comes first, whichever was asked for first."""
+        return (_path(self), repr(self.origin)) < (_path(other), repr(other.origin))
+
 
 @dataclass(frozen=True)
 class HotChain:
@@ -126,7 +130,7 @@ class HotPrefixes:
 
     def _hottest(self, most_blocks: int, least: float) -> list[_Node]:
         hot = [node for node in self._nodes if node.heat >= least]
-        return heapq.nsmallest(max(most_blocks, 0), hot, key=lambda node: (-node.heat, node.depth, node.content))
+        return heapq.nsmallest(max(most_blocks, 0), hot, key=lambda node: (-node.heat, node.depth, node.content, node))
 
     def _root(self, origin: Origin) -> _Node:
         root = self._roots.get(origin)
