@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 _CONNECT_DEADLINE_S = 5.0
 """For connecting. The fork server may be starting, or be restarted."""
 
+_CONNECT_TO_FORK_DEADLINE_S = 60.0
+"""The same, where fork servers are forked from a process of tests. Such a one listens later, on a machine that starts
+many servers at a time."""
+
 _FORK_DEADLINE_S = 60.0
 """For the answer of a fork server that is still importing. A longer import is not worth waiting for."""
 
@@ -141,7 +145,8 @@ def _ask(arguments: tuple[str, ...], connect: Callable[[], socket.socket], deadl
 
 
 def _connect(path: str) -> socket.socket:
-    give_up_at = time.monotonic() + _CONNECT_DEADLINE_S
+    forked = protocol.IMPORTED_ENV in os.environ
+    give_up_at = time.monotonic() + (_CONNECT_TO_FORK_DEADLINE_S if forked else _CONNECT_DEADLINE_S)
     while True:
         try:
             return protocol.connect(path)
