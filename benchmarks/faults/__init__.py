@@ -21,7 +21,7 @@ from benchmarks.faults.table import show, together
 from benchmarks.faults.trial import Trial, inflict, spread
 from benchmarks.harness.models import RANDOM, model_folder
 from benchmarks.harness.report import Figures, progress, save
-from benchmarks.harness.servers import ROOT, ServerError, add_override, parse_overrides, running, start_ours
+from benchmarks.harness.servers import ServerError, add_override, add_project, parse_overrides, running, start_ours
 
 SUMMARY = "each process killed or stopped, the statefile damaged: requests lost, longest gap, time until all is ready"
 _GRAPH = "agg_router"
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--times", type=int, help=f"how often each fault is done ({_TIMES})")
     parser.add_argument("--only", nargs="+", choices=FAULTS, metavar="FAULT", help=f"of {', '.join(FAULTS)}")
     parser.add_argument("--streams", type=int, default=_STREAMS, help=f"clients that always want tokens ({_STREAMS})")
-    parser.add_argument("--project", type=Path, default=ROOT, metavar="DIR", help="checkout whose code serves")
+    add_project(parser)
     parser.add_argument("--show", nargs="+", type=Path, metavar="FILE", help="print the table of saved figures")
     add_override(parser)
 

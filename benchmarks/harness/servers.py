@@ -227,6 +227,11 @@ def _start_ours(argv: list[str], folder: Path, port: int, project: Path = ROOT) 
     return server
 
 
+def add_project(parser: argparse.ArgumentParser) -> None:
+    """An option to measure another state of the code."""
+    parser.add_argument("--project", type=Path, default=ROOT, metavar="CHECKOUT", help="whose code serves (this one)")
+
+
 def add_override(parser: argparse.ArgumentParser) -> None:
     """An option to try settings out on our side."""
     parser.add_argument(

@@ -1,14 +1,17 @@
-"""What it costs that workers live on a Ray cluster and not on the server's own machine, with mockers.
+"""What it costs that workers live on a Ray cluster and not on the server's own machine, with mockers or real vLLM.
 
 Two servers run side by side. In turns, each answers requests of a single token, one after another: the time to it, and
 the CPU time that its processes take for it, those on nodes included. Then each adds two workers, one after the other:
-on the cluster the first one is alone on its node, where a node server has to start.
+on the cluster the first one is alone on its node, where a node server has to start. With real vLLM its fork server
+starts there as well; so the fork server here is killed before the first one.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
+import signal
 import statistics
 import tempfile
 import time
@@ -21,7 +24,15 @@ from benchmarks.harness.load import client_of, prompt
 from benchmarks.harness.models import RANDOM, model_folder
 from benchmarks.harness.raylets import Raylets, raylet_pid, raylets
 from benchmarks.harness.report import Figures, progress, table
-from benchmarks.harness.servers import NAMESPACE, Server, ServerError, running, start_ours
+from benchmarks.harness.servers import (
+    NAMESPACE,
+    SMALL_ENGINE,
+    Server,
+    ServerError,
+    add_project,
+    running,
+    start_ours,
+)
 from benchmarks.harness.spread import bootstrap, median
 from benchmarks.machine.workers import done_by, silent
 from dynamo_local.supervisor.actuator.commands import drain, scale
@@ -40,6 +51,8 @@ _PARTS = {"ttft_s": "time to the first token, ms", "cpu_s": "CPU time of a reque
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help="turns of each side")
     parser.add_argument("--starts", type=int, default=_STARTS, help="times that each side adds two workers")
+    parser.add_argument("--vllm", action="store_true", help="real vLLM; the first start here is without a fork server")
+    add_project(parser)
 
 
 @dataclass
@@ -69,25 +82,25 @@ async def run(arguments: argparse.Namespace) -> Figures:
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch, raylets(0, Path(scratch)) as cluster:
         for cores in _NODES:
             cluster.add(cores)
-        near = _started(Path(scratch) / "near", ["--cpu-slots", str(sum(_NODES))])
-        far = _started(Path(scratch) / "far", ["--environment", "ray", "--address", cluster.address])
+        here, there = ["--cpu-slots", str(sum(_NODES))], ["--environment", "ray", "--address", cluster.address]
+        near, far = _started(Path(scratch) / "near", here, arguments), _started(Path(scratch) / "far", there, arguments)
         async with running(near, far):
             sides = [Side("local", near), Side("ray", far, cluster)]
             for side in sides:
                 await side.server.ready()
             turns = await _turns(sides, rounds)
-            added = await _starts(sides, starts)
+            added = await _starts(sides, starts, cold=arguments.vllm)
     return _report(turns, added)
 
 
-def _started(folder: Path, options: Sequence[str]) -> Server:
+def _started(folder: Path, options: Sequence[str], arguments: argparse.Namespace) -> Server:
     folder.mkdir()
-    overrides = {
-        f"{_SERVICE}.engine": "mocker",
-        f"{_SERVICE}.mocker-step-base-ms": 1,
-        f"{_SERVICE}.ServiceArgs.workers": _WORKERS,
-    }
-    return start_ours(folder, str(model_folder(RANDOM)), "agg_router", overrides, options)
+    overrides: dict[str, object] = {f"{_SERVICE}.ServiceArgs.workers": _WORKERS}
+    if arguments.vllm:
+        overrides |= {f"{_SERVICE}.{key}": value for key, value in SMALL_ENGINE.items()}
+    else:
+        overrides |= {f"{_SERVICE}.engine": "mocker", f"{_SERVICE}.mocker-step-base-ms": 1}
+    return start_ours(folder, str(model_folder(RANDOM)), "agg_router", overrides, options, arguments.project)
 
 
 async def _turns(sides: Sequence[Side], rounds: int) -> dict[str, list[Figures]]:
@@ -115,12 +128,15 @@ async def _turn(side: Side, seed: int) -> Figures:
     return {"ttft_s": median(ttfts), "cpu_s": cpu_s / _PROBES}
 
 
-async def _starts(sides: Sequence[Side], starts: int) -> dict[str, list[list[float]]]:
-    """Seconds until the first and the second worker that each side adds is ready."""
+async def _starts(sides: Sequence[Side], starts: int, *, cold: bool) -> dict[str, list[list[float]]]:
+    """Seconds until the first and the second worker that each side adds is ready. `cold`: the first one here finds no
+    fork server, as on a node."""
     found: dict[str, list[list[float]]] = {side.name: [] for side in sides}
     for number in range(starts):
         for side in sides if number % 2 else reversed(sides):
             added = []
+            if cold and side.cluster is None:
+                _kill_forkserver(side.server)
             for more in (1, 2):
                 began = time.monotonic()
                 (outcome,) = await scale(side.paths, {_SERVICE: _WORKERS + more}, silent())
@@ -132,14 +148,22 @@ async def _starts(sides: Sequence[Side], starts: int) -> dict[str, list[list[flo
     return found
 
 
+def _kill_forkserver(server: Server) -> None:
+    """And its spare: the next one imports anew."""
+    server.refresh()
+    for process in server.of_role("forkserver"):
+        os.kill(process.pid, signal.SIGKILL)
+
+
 def _report(turns: dict[str, list[Figures]], added: dict[str, list[list[float]]]) -> Figures:
     near, far = turns.values()
     rows = []
-    for part, name in _PARTS.items():
+    for part, name in _PARTS.items() if near else ():
         differences = [1e3 * (there[part] - here[part]) for here, there in zip(near, far, strict=True)]
         means = [f"{1e3 * statistics.fmean(turn[part] for turn in side):.2f}" for side in (near, far)]
         rows.append((name, *means, bootstrap(differences).shown()))
-    table(f"A request of one token, {len(near)} turns", ("", *turns, "added [95 %]"), rows)
+    if rows:
+        table(f"A request of one token, {len(near)} turns", ("", *turns, "added [95 %]"), rows)
     starts = [
         (name, *(f"{median([took[index] for took in side]):.2f}" for side in added.values()))
         for index, name in enumerate(("first (on its node)", "second (on the same node)"))

@@ -18,7 +18,7 @@ from benchmarks.harness.accounting import descendants, read_stat
 from benchmarks.harness.models import RANDOM, model_folder
 from benchmarks.harness.raylets import Raylets, raylet_pid, raylets
 from benchmarks.harness.report import Figures, progress, table
-from benchmarks.harness.servers import NAMESPACE, READY_WITHIN_S, Server, ServerError, running, start_ours
+from benchmarks.harness.servers import NAMESPACE, READY_WITHIN_S, Server, ServerError, add_project, running, start_ours
 from benchmarks.harness.spread import median
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import FleetWatch
@@ -47,6 +47,7 @@ _PARTS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help="raylets that join")
+    add_project(parser)
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ async def run(arguments: argparse.Namespace) -> Figures:
             str(model_folder(RANDOM)),
             "agg_router",
             {"VllmWorker.engine": "mocker", "VllmWorker.ServiceArgs.workers": _WORKERS},
-            [*("--environment", "ray", "--address", cluster.address)],
+            ["--environment", "ray", "--address", cluster.address],
+            arguments.project,
         )
         async with running(server):
             await server.ready()

@@ -4,22 +4,18 @@ it."""
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import sys
+import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dynamo_local.process.ancestry import PARENT_PID_ENV
+from dynamo_local.process.endings import ended
+from dynamo_local.supervisor.circus.ahead import CircusAhead
 from dynamo_local.supervisor.server.private_files import open_log, write_private
 
 CHECK_DELAY_S = 5.0
 """Interval at which circusd looks for processes that ended. It also looks whenever one ends (child_ends.py)."""
-
-_NOT_FOR_CHILDREN = ("NATS_SERVER", "NATS_TOKEN")
-"""Environment variables that may hold a secret. Services do not need them: they read the address from bus.json."""
 
 
 @dataclass(frozen=True)
@@ -68,31 +64,25 @@ loglevel = WARNING
 class CircusDaemon:
     """A running circusd."""
 
-    def __init__(self, process: asyncio.subprocess.Process, files: CircusFiles) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], files: CircusFiles) -> None:
         self._process = process
         self.files = files
 
     @classmethod
-    async def spawn(cls, files: CircusFiles, environment: Mapping[str, str]) -> CircusDaemon:
-        """Start circusd. Call on the main thread: circusd dies with the thread that forks it."""
+    def spawn(
+        cls, files: CircusFiles, environment: Mapping[str, str], ahead: CircusAhead | None = None
+    ) -> CircusDaemon:
+        """Start circusd, or have the one run that was started ahead. Call on the main thread: circusd dies with the
+        thread that forks it."""
         write_private(files.config, _CONFIG.encode())
-        inherited = {name: value for name, value in environment.items() if name not in _NOT_FOR_CHILDREN}
-        inherited |= {
-            PARENT_PID_ENV: str(os.getpid()),
-            _ENDPOINT_ENV: files.endpoint,
-            _PUBSUB_ENV: files.pubsub_endpoint,
-        }
-        command = (sys.executable, "-m", "dynamo_local.supervisor.circus.circusd", str(files.config))
-        with open_log(files.log) as log:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "dynamo_local.process.guarded", "--", *command),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=inherited,
-                start_new_session=True,
-            )
-        return cls(process, files)
+        open_log(files.log).close()
+        ahead = ahead or CircusAhead.launch(environment)
+        ahead.begin(
+            files.config,
+            files.log,
+            {**environment, _ENDPOINT_ENV: files.endpoint, _PUBSUB_ENV: files.pubsub_endpoint},
+        )
+        return cls(ahead.process, files)
 
     @property
     def pid(self) -> int:
@@ -101,25 +91,26 @@ class CircusDaemon:
 
     @property
     def running(self) -> bool:
-        return self._process.returncode is None
+        return self._process.poll() is None
 
     async def wait(self) -> str:
         """Wait until circusd has ended. Returns the way it ended, in words."""
-        return describe_exit(await self._process.wait())
+        if self.running:
+            await ended(self.pid)
+        return describe_exit(self._process.wait())
 
     async def end(self, deadline_s: float) -> None:
         """Wait for circusd to end; kill it at the deadline."""
         try:
             async with asyncio.timeout(deadline_s):
-                await self._process.wait()
+                await self.wait()
         except TimeoutError:
             self.kill()
-            await self._process.wait()
+            await self.wait()
 
     def kill(self) -> None:
         """SIGKILL circusd. Harmless when it is gone."""
-        with suppress(ProcessLookupError):
-            self._process.kill()
+        self._process.kill()
 
 
 def describe_exit(code: int | None) -> str:

@@ -14,6 +14,7 @@ from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.process.circus_deadlines import CircusDeadlines
 from dynamo_local.core.process.restarts import CircusLimits, CircusRecord, GiveUp, circusd_died
+from dynamo_local.supervisor.circus.ahead import CircusAhead
 from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.daemon import CircusDaemon, CircusFiles
 from dynamo_local.supervisor.circus.drain import Drain, Watched
@@ -48,13 +49,19 @@ class CircusRestarts:
         self._silence = CircusSilence(report, deadlines, lambda: self._circusd.kill())
 
     @classmethod
-    async def start(
-        cls, paths: StatePaths, sockets: Sockets, report: Report, deadlines: CircusDeadlines
+    def start(
+        cls,
+        paths: StatePaths,
+        sockets: Sockets,
+        report: Report,
+        deadlines: CircusDeadlines,
+        ahead: CircusAhead | None = None,
     ) -> CircusRestarts:
-        """Start circusd. Call on the main thread, as `CircusDaemon.spawn`."""
+        """Start circusd, or have the one run that was started ahead. Call on the main thread, as
+        `CircusDaemon.spawn`."""
         log = paths.log_file(CIRCUSD_LOG)
         files = CircusFiles(sockets.circus_endpoint, sockets.circus_pubsub_endpoint, paths.circus_config, log)
-        return cls(paths, await CircusDaemon.spawn(files, os.environ), files, report, deadlines)
+        return cls(paths, CircusDaemon.spawn(files, os.environ, ahead), files, report, deadlines)
 
     @property
     def pid(self) -> int:
@@ -113,7 +120,7 @@ class CircusRestarts:
     async def _replace(self, takeover: CircusTakeover) -> None:
         """Start another circusd, and put it in place once it has taken over. It may die before that."""
         files = self._files.of_next()
-        self._circusd = circusd = await CircusDaemon.spawn(files, os.environ)
+        self._circusd = circusd = CircusDaemon.spawn(files, os.environ)
         silence = CircusSilence(self._report, self._deadlines, circusd.kill)
         async with CircusClient(files.endpoint, deadline_s=None, silence=silence) as circus:
 

@@ -1,6 +1,7 @@
 """The node server: runs workers of a graph on a node of a cluster, as its head's server asks over the bus.
 
-    __main__.py   `python -m dynamo_local.supervisor.node`: reads its order from standard input
+    __main__.py   `python -m dynamo_local.supervisor.node`: starts circusd beside its own imports
+    run.py        reads its order from standard input
     order.py      what it is told when it is started
     server.py     its life: the same machinery as a server's, without bus, API and planner
     folders.py    what node servers of former nodes have left on this machine

@@ -12,10 +12,11 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.subjects import Subjects
+from dynamo_local.supervisor.circus.ahead import CircusAhead
 from dynamo_local.supervisor.node.order import NodeOrder
 from dynamo_local.supervisor.node.places import NodePlaces
 from dynamo_local.supervisor.node.plans import NodePlans
-from dynamo_local.supervisor.node.silence import HeadSilence, ended
+from dynamo_local.supervisor.node.silence import HeadSilence, gone
 from dynamo_local.supervisor.places.books import Books
 from dynamo_local.supervisor.places.local import LocalPlaces
 from dynamo_local.supervisor.places.machine import CircusWatchers, HeldDevices
@@ -34,7 +35,7 @@ from state.record import ServerRecord
 class NodeServer:
     """Runs workers of one graph on this node. The caller holds the namespace's server lock, and has cleared leftovers.
 
-    `on_ready` is called once orders are answered.
+    `on_ready` is called once orders are answered. `ahead`: see Machinery.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class NodeServer:
         lock: ServerLock,
         holds: DeviceHolds,
         on_ready: Callable[[], None],
+        ahead: CircusAhead | None = None,
     ) -> None:
         self._order = order
         self._launch = launch
@@ -54,7 +56,7 @@ class NodeServer:
         self._settings = ServerSettings(
             ready_deadline_s=order.ready_deadline_s, drain_deadline_s=order.drain_deadline_s
         )
-        self._machinery = Machinery(launch, self._settings, report, lock, holds, all_expendable=True)
+        self._machinery = Machinery(launch, self._settings, report, lock, holds, ahead=ahead, all_expendable=True)
         self._tasks = self._machinery.tasks
         self._subjects = Subjects(order.namespace)
         self._head = HeadSilence(order.server)
@@ -76,7 +78,7 @@ class NodeServer:
             self._tasks.spawn("operation", self._operate())
             self._tasks.spawn("head", self._stop_after(self._head.over(), stop))
             if watch_pid is not None:
-                self._tasks.spawn("watched process", self._stop_after(ended(watch_pid), stop, hurry=True))
+                self._tasks.spawn("watched process", self._stop_after(gone(watch_pid), stop, hurry=True))
             await machinery.until(stop.wanted)
             machinery.events.stopping()
 

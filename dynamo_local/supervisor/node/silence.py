@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +12,7 @@ from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.places import HeadBeat
 from dynamo_local.core.subjects import Subjects
+from dynamo_local.process.endings import ended
 
 BEAT_S = 2.0
 """Interval of the head's beats."""
@@ -86,20 +86,7 @@ async def beat_apart(address: BusAddress, subjects: Subjects, server: str) -> No
         await bus.close()
 
 
-async def ended(pid: int) -> str:
-    """Wait until that process of this machine has ended, reaped or not. Returns that in words."""
-    text = f"process {pid}, with which this node server is to end, is gone"
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return text
-    gone = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    # Readable as soon as the process has ended, also while nobody reaps it.
-    loop.add_reader(descriptor, gone.set)
-    try:
-        await gone.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-    return text
+async def gone(pid: int) -> str:
+    """Wait until that process of this machine has ended. Returns that in words."""
+    await ended(pid)
+    return f"process {pid}, with which this node server is to end, is gone"

@@ -18,6 +18,7 @@ from dynamo_local.core.names import BUS_SERVICE, Watcher
 from dynamo_local.core.process.restarts import RestartLimits
 from dynamo_local.process.ancestry import adopt_orphans
 from dynamo_local.process.death_pipe import DeathPipe
+from dynamo_local.supervisor.circus.ahead import CircusAhead
 from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.daemon_restarts import CircusRestarts
 from dynamo_local.supervisor.circus.drain import Drain, Watched
@@ -52,7 +53,7 @@ class Machinery:
 
     The caller holds the namespace's server lock and the devices, and has cleared leftovers. `circus` exists once
     `start` has returned, `restarter` and `files` once `keep` has. `tasks`: all background tasks of the owner.
-    `all_expendable`: see Restarter.
+    `ahead`: a circusd that was started ahead, on this thread. `all_expendable`: see Restarter.
     """
 
     circus: CircusClient
@@ -70,6 +71,7 @@ class Machinery:
         lock: ServerLock,
         holds: DeviceHolds,
         *,
+        ahead: CircusAhead | None = None,
         all_expendable: bool = False,
     ) -> None:
         self._launch = launch
@@ -78,6 +80,7 @@ class Machinery:
         self._report = report
         self._lock = lock
         self._holds = holds
+        self._ahead = ahead
         self._all_expendable = all_expendable
         self._death_pipe = DeathPipe()
         self.blueprint = BlueprintFile(launch.paths)
@@ -100,8 +103,8 @@ class Machinery:
         """Start circusd, and connect to it."""
         adopt_orphans()
         stack.callback(self._death_pipe.close)
-        self._circusd = circusd = await CircusRestarts.start(
-            self._paths, self._sockets, self._report, self._settings.circus_deadlines
+        self._circusd = circusd = CircusRestarts.start(
+            self._paths, self._sockets, self._report, self._settings.circus_deadlines, self._ahead
         )
         circusd.record = self.events.record
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, Reaper(lambda: circusd.pid).look)

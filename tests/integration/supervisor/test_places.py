@@ -87,9 +87,7 @@ async def circus_site(root: Path, devices: int = DEVICES) -> AsyncIterator[Circu
     paths = StatePaths(root, NAMESPACE)
     paths.log_file("any").parent.mkdir(parents=True, mode=0o700)
     endpoint, events = f"ipc://{root}/c.sock", f"ipc://{root}/c.pub"
-    circusd = await CircusDaemon.spawn(
-        CircusFiles(endpoint, events, root / "circus.ini", root / "circusd.log"), os.environ
-    )
+    circusd = CircusDaemon.spawn(CircusFiles(endpoint, events, root / "circus.ini", root / "circusd.log"), os.environ)
     # The deadline is for the circusd that is stopped.
     async with CircusClient(endpoint) as patient, CircusClient(endpoint, deadline_s=2.0) as circus:
         await patient.statuses()

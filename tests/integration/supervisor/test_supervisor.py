@@ -71,7 +71,7 @@ async def box(tmp_path: Path) -> AsyncIterator[Box]:
     directory.mkdir()
     endpoint, events = f"ipc://{directory}/c.sock", f"ipc://{directory}/c.pub"
     files = CircusFiles(endpoint, events, directory / "circus.ini", directory / "circusd.log")
-    circusd = await CircusDaemon.spawn(files, {**os.environ, "NATS_TOKEN": "secret", "KEPT": "yes"})
+    circusd = CircusDaemon.spawn(files, {**os.environ, "NATS_TOKEN": "secret", "KEPT": "yes"})
     async with CircusClient(endpoint) as circus, subscribed(events) as stream:
         await circus.statuses()
         yield Box(directory, circusd, circus, stream)

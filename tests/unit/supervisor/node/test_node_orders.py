@@ -15,7 +15,7 @@ from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.node.agent import without_cluster
 from dynamo_local.supervisor.node.order import NodeOrder, installed_versions
 from dynamo_local.supervisor.node.plans import NodePlans
-from dynamo_local.supervisor.node.silence import REPLACED_S, HeadSilence, ended
+from dynamo_local.supervisor.node.silence import REPLACED_S, HeadSilence, gone
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
 from dynamo_local.supervisor.server.launch.plan import revision_templates
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
@@ -149,12 +149,12 @@ def state_of(pid: int) -> str:
 
 async def test_the_end_of_a_process_is_seen_although_nobody_reaps_it() -> None:
     process = await asyncio.to_thread(subprocess.Popen, ["sleep", "600"])
-    watching = asyncio.create_task(ended(process.pid))
+    watching = asyncio.create_task(gone(process.pid))
     await asyncio.sleep(0)
     process.kill()
     async with asyncio.timeout(60):
         assert "is gone" in await watching
         # It is a zombie still.
         assert state_of(process.pid) == "Z"
-        await ended(process.pid)
+        await gone(process.pid)
     await asyncio.to_thread(process.wait)
