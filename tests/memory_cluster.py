@@ -27,6 +27,8 @@ class MemoryCluster:
     reserved: dict[str, tuple[str, float]] = field(default_factory=dict)
     left: dict[str, bytes] = field(default_factory=dict)
     """Notes."""
+    asked: int = 0
+    """How often the cluster was asked for its nodes."""
 
     async def notes(self) -> Mapping[str, bytes]:
         return dict(self.left)
@@ -41,6 +43,7 @@ class MemoryCluster:
         self.left.pop(name, None)
 
     async def nodes(self) -> Mapping[str, ClusterNode]:
+        self.asked += 1
         return {
             node: ClusterNode(node, node not in self.dead, size, size - self._used(node))
             for node, size in self.sizes.items()

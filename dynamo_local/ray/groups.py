@@ -80,7 +80,7 @@ class Groups:
                 self._reserving.release()
 
     def _slots(self, clear: bool) -> dict[str, Slot]:
-        alive = {node.node for node in _nodes() if node.is_alive}
+        alive = {row["NodeID"] for row in ray.nodes() if row["Alive"]}
         mine = [group for group in _groups() if group.name.startswith(self._mine)]
         for group in mine:
             if clear and not group.is_made:

@@ -9,9 +9,10 @@ graph's other processes live on the head's machine.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from dynamo_local.core.errors import DynamoError, SilentNodeError, StateError, SupervisorError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
@@ -29,13 +30,21 @@ from state.devices.allocation import Device, DeviceKind, Inventory
 from state.statefile.model import Component, State
 
 
+class Seen(NamedTuple):
+    """The books, the nodes, and what is reserved, in this order: read once for all that one look needs."""
+
+    state: State
+    nodes: Mapping[str, ClusterNode]
+    slots: Mapping[str, Slot]
+
+
 @dataclass
 class ClusterPlaces:
     """Places on the nodes of a cluster, and the head's own machine (port.Places).
 
     `slots`: what is reserved with it. `local`: places of the head. `node(id)`: the places of a node server.
     `order(node)`: what a node server is started with. `graph(revision)`: the graph of an endpoint's revision as JSON.
-    `is_heard(watcher)`: whether a process of that name has a presence on the bus. `kind`: of the cluster's devices.
+    `heard`: gives the watchers that have a presence on the bus. `kind`: of the cluster's devices.
     `ask_again_s`: between two asks of a node server that did not answer.
     """
 
@@ -46,7 +55,7 @@ class ClusterPlaces:
     node: Callable[[str], FarPlaces]
     order: Callable[[ClusterNode], bytes]
     graph: Callable[[str], bytes]
-    is_heard: Callable[[str], bool]
+    heard: Callable[[], Set[str]]
     kind: DeviceKind
     ask_again_s: float = 1.0
     given_up: Mapping[str, str] = field(default_factory=dict, init=False)
@@ -64,7 +73,7 @@ class ClusterPlaces:
         )
 
     async def places(self) -> Mapping[str, Place]:
-        state, nodes, slots = await self._seen()
+        state, nodes, slots = await self.seen()
         found = dict(await self.local.places())
         asked = self._asked(nodes, state, slots)
         found |= await self._servers.places(asked)
@@ -141,22 +150,21 @@ class ClusterPlaces:
             await self._give_back(watcher, node)
 
     async def statuses(self) -> Mapping[str, Status]:
-        return await self._statuses(*await self._seen())
+        return await self._statuses(await self.seen())
 
-    async def _statuses(
-        self, state: State, nodes: Mapping[str, ClusterNode], slots: Mapping[str, Slot]
-    ) -> Mapping[str, Status]:
+    async def _statuses(self, seen: Seen) -> Mapping[str, Status]:
+        state, nodes, slots = seen
         local = await self.local.statuses()
         here = {name: c for name, c in local.items() if name not in slots and _node(state, name) in (None, LOCAL_NODE)}
         found: dict[str, Status] = dict(here)
         # Those that the cluster has declared dead are not waited for.
         asked = self._asked(nodes, state, slots)
-        answers = await self._servers.statuses(asked)
+        answers, heard = await self._servers.statuses(asked), self.heard()
         for node in self._standing(state, slots):
             told = answers.get(node)
             if told is None:
                 mine = _claimed_on(state, node)
-                told = {name: "unknown" for name in mine if node in asked or self.is_heard(name)}
+                told = {name: "unknown" for name in mine if node in asked or name in heard}
             found |= told
         return found
 
@@ -182,34 +190,34 @@ class ClusterPlaces:
             claimed = _claimed_nodes(await self.books.read())
             await self.slots.clear(claimed)
 
-    async def lost(self) -> tuple[Component, ...]:
+    async def lost(self, seen: Seen) -> tuple[Component, ...]:
         """The claims on nodes whose processes are gone, and of which no change is under way, or one that cannot go on:
         a restart on a node that is dead."""
-        state, nodes, slots = await self._seen()
-        statuses = await self._statuses(state, nodes, slots)
-        far = (entry for entry in state.components.values() if entry.holds and entry.node != LOCAL_NODE)
+        statuses = await self._statuses(seen)
+        far = (entry for entry in seen.state.components.values() if entry.holds and entry.node != LOCAL_NODE)
         gone = (entry for entry in far if entry.watcher_name not in statuses)
         return tuple(
             entry
             for entry in gone
-            if entry.phase is None or (entry.phase == "restarting" and not self._servers.may_run(nodes, entry.node))
+            if entry.phase is None
+            or (entry.phase == "restarting" and not self._servers.may_run(seen.nodes, entry.node))
         )
 
-    async def silent(self) -> Mapping[str, bool]:
+    async def silent(self, seen: Seen) -> Mapping[str, bool]:
         """The nodes that the cluster takes for alive and that do not answer, each with whether one of its processes is
         heard; without those whose node server is just starting. The others say which workers they have given up."""
-        state, nodes, slots = await self._seen()
+        state, nodes, slots = seen
         asked = self._asked(nodes, state, slots)
         answers = await self._servers.places(asked)
         told = {name: why for place in answers.values() for name, why in place.given_up.items()}
         unknown = {name: why for name, why in self.given_up.items() if _node(state, name) in asked - answers.keys()}
         self.given_up = unknown | told
-        silent = asked - answers.keys() - self._servers.starting
-        return {node: any(map(self.is_heard, _claimed_on(state, node))) for node in silent}
+        silent, heard = asked - answers.keys() - self._servers.starting, self.heard()
+        return {node: not heard.isdisjoint(_claimed_on(state, node)) for node in silent}
 
-    async def rooms(self) -> Mapping[str, NodeRoom]:
+    def rooms(self, seen: Seen) -> Mapping[str, NodeRoom]:
         """The devices of the nodes that live, by node."""
-        state, nodes, slots = await self._seen()
+        state, nodes, slots = seen
         claimed = {name for name, entry in state.components.items() if entry.holds}
         # Claimed last, and released first in the books: what the cluster has of ours beside them is not held by others.
         return rooms_of(nodes, state, self.slots.unclaimed(claimed, slots))
@@ -222,9 +230,9 @@ class ClusterPlaces:
 
     # What the cluster has, and the nodes of watchers.
 
-    async def _seen(self) -> tuple[State, Mapping[str, ClusterNode], Mapping[str, Slot]]:
-        """The books, the nodes, and what is reserved, read once for all that one question needs."""
-        return await self.books.read(), await self.cluster.nodes(), await self.slots.all()
+    async def seen(self) -> Seen:
+        """What there is now. Raises SupervisorError."""
+        return Seen(await self.books.read(), await self.cluster.nodes(), await self.slots.all())
 
     def _standing(self, state: State, slots: Mapping[str, Slot]) -> set[str]:
         """The nodes on which something of the graph is, or may be."""
@@ -256,10 +264,10 @@ class ClusterPlaces:
 
     async def _is_lost(self, node: str, watcher: str) -> bool:
         """Whether a node is gone and nothing is heard of the watcher: what it held is free."""
-        return not self.is_heard(watcher) and await self.is_gone(node)
+        return watcher not in self.heard() and await self.is_gone(node)
 
     async def _is_any_heard(self, node: str) -> bool:
-        return any(map(self.is_heard, _claimed_on(await self.books.read(), node)))
+        return not self.heard().isdisjoint(_claimed_on(await self.books.read(), node))
 
     def _asked(self, nodes: Mapping[str, ClusterNode], state: State, slots: Mapping[str, Slot]) -> set[str]:
         """The nodes on which a node server is to answer."""

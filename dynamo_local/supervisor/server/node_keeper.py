@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.names import endpoint_of, parse_watcher
 from dynamo_local.core.planning.actions import AddWorker
-from dynamo_local.supervisor.places.clustered import ClusterPlaces
+from dynamo_local.supervisor.places.clustered import ClusterPlaces, Seen
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from state.statefile.model import Component
 
@@ -39,15 +39,15 @@ class NodeKeeper:
     """The keeper of the nodes of one server.
 
     `add`: adds workers, and waits until they are ready; raises SupervisorError. `reconcile`: releases what is lost or
-    leaks of the graph, "", and of endpoints. `count_devices`: notes and returns how many devices the workers hold or
-    may take. `role(service)`: the role in which its workers start. `replaces`: whether lost workers are added anew, as
-    they are where no planner decides. `clock`: seconds.
+    leaks of the graph, "", and of endpoints. `count_devices(seen)`: notes and returns how many devices the workers hold
+    or may take. `role(service)`: the role in which its workers start. `replaces`: whether lost workers are added anew,
+    as they are where no planner decides. `clock`: seconds.
     """
 
     places: ClusterPlaces
     add: Callable[[Sequence[AddWorker]], Awaitable[None]]
     reconcile: Callable[[Collection[str]], Awaitable[None]]
-    count_devices: Callable[[], Awaitable[float]]
+    count_devices: Callable[[Seen], Awaitable[float]]
     role: Callable[[str], str]
     replaces: bool
     report: Report
@@ -97,12 +97,15 @@ class NodeKeeper:
 
     async def look(self) -> None:
         """Look once. Raises SupervisorError if something cannot be put in order; the next look tries again."""
-        places = self.places
-        await self._count_devices()
-        for node in self._hanging(await places.silent()):
+        places, seen = self.places, await self.places.seen()
+        await self._count_devices(seen)
+        # At the same time, as the books may change while a silent node is waited for.
+        silent, lost = await asyncio.gather(places.silent(seen), places.lost(seen))
+        for node in (hanging := self._hanging(silent)):
             self.report.step(f"node {node} does not answer: its node server is ended")
             await places.give_up(node)
-        lost = await places.lost()
+        if hanging:
+            lost = await places.lost(await places.seen())
         entries = (await places.books.read()).components
         lost = (*lost, *await self._released_already(entries))
         # Workers of endpoints are replaced by the controller of these.
@@ -122,7 +125,7 @@ class NodeKeeper:
         """Add the workers that are missing, at once when there are more devices, else less and less often. Raises
         SupervisorError if that fails, as it does while there is no room."""
         if self._missing and self.clock() < self._soon_until:
-            await self._count_devices()
+            await self._count_devices(await self.places.seen())
         while self._missing and self.clock() >= self._tried_at + self._delay_s:
             self._tried_at = self.clock()
             self._delay_s = min(_RETRY_MAX_S, max(_LOOK_EVERY_S, 2 * self._delay_s))
@@ -136,8 +139,8 @@ class NodeKeeper:
                 self._adding = None
             self._delay_s = 0.0
 
-    async def _count_devices(self) -> None:
-        self._devices, before = await self.count_devices(), self._devices
+    async def _count_devices(self, seen: Seen) -> None:
+        self._devices, before = await self.count_devices(seen), self._devices
         if self._devices > before:
             self._delay_s = 0.0
 
@@ -185,7 +188,7 @@ class NodeKeeper:
         if not self._lost:
             return
         entries = (await self.places.books.read()).components
-        still = {one.watcher_name for one in await self.places.lost()}
+        still = {one.watcher_name for one in await self.places.lost(await self.places.seen())}
         for name in [name for name in self._lost if name not in still]:
             change = self._lost.pop(name)
             if name not in entries or not entries[name].holds:

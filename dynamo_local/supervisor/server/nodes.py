@@ -23,7 +23,7 @@ from dynamo_local.supervisor.node.order import NodeOrder, installed_versions
 from dynamo_local.supervisor.node.silence import beat_apart
 from dynamo_local.supervisor.places.books import Books
 from dynamo_local.supervisor.places.cluster import ClusterNode, ClusterRecord
-from dynamo_local.supervisor.places.clustered import ClusterPlaces
+from dynamo_local.supervisor.places.clustered import ClusterPlaces, Seen
 from dynamo_local.supervisor.places.environments import connect
 from dynamo_local.supervisor.places.far import FarPlaces
 from dynamo_local.supervisor.places.local import LocalPlaces
@@ -117,12 +117,12 @@ class ServerNodes:
             node=lambda name: FarPlaces(bus, subjects.node(name), f"node {name}", _ANSWERS_WITHIN_S),
             order=lambda node: self._order(node, address),
             graph=lambda revision: launch.paths.graph_of(revision).read_bytes(),
-            is_heard=lambda name: any(presence.watcher == name for presence in watch.view.members()),
+            heard=lambda: {presence.watcher for presence in watch.view.members()},
             kind=self._kind,
         )
         kinds = replace_fields(launch.inventory, kind=self._kind)
         await asyncio.to_thread(machinery.blueprint.change, lambda before: replace(before, inventory=kinds))
-        await self._count_devices()
+        await self._count_devices(await places.seen())
         await PlacesService(places, self._tasks).serve(bus, subjects.places)
         mirror = PresenceMirror(books, watch.view.members)
         watch.subscribe(mirror.on_change)
@@ -210,11 +210,11 @@ class ServerNodes:
                 if not outcome.done:
                     raise SupervisorError(outcome.note, "see `dynamo events`, and `dynamo logs` of that worker")
 
-    async def _count_devices(self) -> float:
+    async def _count_devices(self, seen: Seen) -> float:
         """Write down how many devices the workers hold or may take, and what else the nodes say. Returns their
         number."""
         assert self._places is not None
-        self.rooms, blueprint = await self._places.rooms(), self._machinery.blueprint
+        self.rooms, blueprint = self._places.rooms(seen), self._machinery.blueprint
         self.given_up.clear()
         self.given_up.update(self._places.given_up)
         total = device_count(self.rooms.values())

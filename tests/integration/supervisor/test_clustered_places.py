@@ -86,7 +86,7 @@ class ClusterSite:
             node=lambda name: FarPlaces(bus, SUBJECTS.node(name), f"node {name}"),
             order=lambda node: node.node.encode(),
             graph=lambda _: b"",
-            is_heard=self.heard.__contains__,
+            heard=lambda: self.heard,
             kind="cpu-slot",
             ask_again_s=0.0,
         )
@@ -180,7 +180,7 @@ async def test_a_node_that_is_silent_is_unknown_until_the_cluster_says_that_it_i
 async def test_what_only_the_cluster_knows_is_told_as_a_reservation(site: ClusterSite) -> None:
     slot = await site.cluster.reserve(f"{NAMESPACE}/{worker()}", ONE)
     assert await site.clustered.leaks() == {str(worker())}
-    assert await site.clustered.silent() == {slot.node: False}
+    assert await site.clustered.silent(await site.clustered.seen()) == {slot.node: False}
     await site.clustered.give_up(slot.node)
     (place,) = [place for place in (await site.places.places()).values() if place.reservations]
     assert set(place.reservations) == {str(worker())}

@@ -110,7 +110,7 @@ class ClusterInMemory:
             node=lambda name: FarPlaces(bus, SUBJECTS.node(name), f"node {name}"),
             order=lambda node: node.node.encode(),
             graph=lambda _: b"",
-            is_heard=self.heard.__contains__,
+            heard=lambda: self.heard,
             kind="cpu-slot",
             ask_again_s=0.0,
         )

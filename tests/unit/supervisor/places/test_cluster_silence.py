@@ -12,6 +12,7 @@ from dynamo_local.core.errors import SilentNodeError, SupervisorError, UsageErro
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.ports import Ports
+from dynamo_local.supervisor.places.clustered import Seen
 from dynamo_local.supervisor.places.port import LogPart
 from dynamo_local.supervisor.places.rooms import device_count
 from dynamo_local.supervisor.server.node_keeper import NodeKeeper
@@ -123,10 +124,10 @@ async def test_a_restart_is_undone_where_the_node_dies(site: ClusterInMemory) ->
     with pytest.raises(SilentNodeError):
         await actuator.reconcile()
     assert site.head.state.components[str(watcher)].phase == "restarting"
-    assert await site.places.lost() == ()
+    assert await site.places.lost(await site.places.seen()) == ()
     site.cluster.dead.add(node)
     # Who keeps the nodes in order replaces it.
-    assert [entry.watcher_name for entry in await site.places.lost()] == [str(watcher)]
+    assert [entry.watcher_name for entry in await site.places.lost(await site.places.seen())] == [str(watcher)]
     (note,) = await actuator.reconcile()
     assert f"node {node} is gone" in note
     assert not site.head.state.components[str(watcher)].holds
@@ -250,6 +251,13 @@ async def test_a_node_that_joins_is_used_without_another_look(site: ClusterInMem
     assert keeper.count == 1
 
 
+async def test_a_look_asks_the_cluster_for_its_nodes_once(site: ClusterInMemory) -> None:
+    await site.worker(0)
+    keeper, before = Keeper(site), site.cluster.asked
+    await keeper.keeper.look()
+    assert site.cluster.asked == before + 1
+
+
 async def test_nodes_are_not_counted_beside_the_looks_for_ever(site: ClusterInMemory) -> None:
     _, node = await site.worker(0)
     keeper = Keeper(site)
@@ -279,14 +287,14 @@ async def test_nodes_are_not_counted_beside_the_looks_for_ever(site: ClusterInMe
 async def test_nodes_say_which_workers_they_have_given_up(site: ClusterInMemory) -> None:
     watcher, node = await site.worker(0)
     site.given_up[node][str(watcher)] = "it has ended 5 times"
-    assert not await site.places.silent()
+    assert not await site.places.silent(await site.places.seen())
     assert site.places.given_up == {str(watcher): "it has ended 5 times"}
     # Who does not answer has not said that it starts them again.
     site.miss(node, 1)
-    await site.places.silent()
+    await site.places.silent(await site.places.seen())
     assert site.places.given_up == {str(watcher): "it has ended 5 times"}
     site.given_up[node].clear()
-    await site.places.silent()
+    await site.places.silent(await site.places.seen())
     assert site.places.given_up == {}
 
 
@@ -299,7 +307,7 @@ async def test_a_node_server_that_is_starting_is_not_silent(site: ClusterInMemor
     seen: list[dict[str, bool]] = []
 
     async def starts(node: str, order: bytes) -> None:
-        seen.append(dict(await site.places.silent()))
+        seen.append(dict(await site.places.silent(await site.places.seen())))
         await start(node, order)
 
     site.cluster.start = starts
@@ -331,9 +339,9 @@ class Keeper:
         await self.added.wait()
         self.count += len(changes)
 
-    async def _count(self) -> float:
+    async def _count(self, seen: Seen) -> float:
         self.counted += 1
-        return device_count((await self.site.places.rooms()).values())
+        return device_count(self.site.places.rooms(seen).values())
 
     async def _reconcile(self, endpoints: Collection[str]) -> None:
         assert endpoints == {""}
