@@ -16,8 +16,6 @@ _LEAN: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_enable_metrics_collection": "0",
-    "RAY_prestart_worker_first_driver": "0",
-    "RAY_enable_worker_prestart": "0",
     "RAY_event_stats": "0",
     "RAY_task_events_report_interval_ms": "0",
     # A raylet that is killed is found out in a second, and one that is starved for some is not taken for dead.
@@ -26,6 +24,12 @@ _LEAN: Mapping[str, str] = {
     "RAY_health_check_timeout_ms": "3000",
     "RAY_health_check_failure_threshold": "3",
 }
+_NOTHING_AHEAD: Mapping[str, str] = {
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
+}
+"""A raylet starts as many Python processes as it has cores otherwise, which take the tasks and actors that come."""
+
 _HEAD = {"include_dashboard": False, "no_monitor": True, "include_log_monitor": False}
 # `ray.init` takes 127.0.0.1 for the machine's other address, on which nothing listens then.
 _NODE = {"node_ip_address": "127.0.0.2", "object_store_memory": 80 * 1024 * 1024}
@@ -79,11 +83,14 @@ def raylet_pid(node: Any) -> int:
 
 
 @contextmanager
-def raylets(count: int, directory: Path, storage: Mapping[str, str] | None = None) -> Iterator[Raylets]:
+def raylets(
+    count: int, directory: Path, storage: Mapping[str, str] | None = None, *, prestart: bool = False
+) -> Iterator[Raylets]:
     """A cluster of so many raylets, with two cores each. `directory`: of the head's tables, and of what node servers
-    keep. `storage`: variables that have the head's tables elsewhere."""
+    keep. `storage`: variables that have the head's tables elsewhere. `prestart`: raylets start processes for what is to
+    come, as they do by default."""
     on_disk = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(directory / "gcs")}
-    kept = on_disk if storage is None else storage
+    kept = {**(on_disk if storage is None else storage), **({} if prestart else _NOTHING_AHEAD)}
     # Not below the temporary folder of this process: its path may be too long for the sockets of Ray and of nodes.
     with (
         TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as temporary,

@@ -47,6 +47,7 @@ _PARTS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help="raylets that join")
+    parser.add_argument("--prestart", action="store_true", help="raylets start Python processes ahead, as by default")
     add_project(parser)
 
 
@@ -77,7 +78,10 @@ class Fleet:
 async def run(arguments: argparse.Namespace) -> Figures:
     """Measure, print, and return the figures."""
     rounds = 1 if arguments.quick else arguments.rounds
-    with tempfile.TemporaryDirectory(prefix="bench-") as scratch, raylets(0, Path(scratch)) as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as scratch,
+        raylets(0, Path(scratch), prestart=arguments.prestart) as cluster,
+    ):
         for cores in (0, _CORES, _CORES):
             cluster.add(cores)
         server = start_ours(
