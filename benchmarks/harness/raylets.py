@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -84,17 +84,28 @@ def raylet_pid(node: Any) -> int:
 
 @contextmanager
 def raylets(
-    count: int, directory: Path, storage: Mapping[str, str] | None = None, *, prestart: bool = False
+    count: int,
+    directory: Path,
+    storage: Mapping[str, str] | None = None,
+    *,
+    prestart: bool = False,
+    project: Path | None = None,
 ) -> Iterator[Raylets]:
     """A cluster of so many raylets, with two cores each. `directory`: of the head's tables, and of what node servers
     keep. `storage`: variables that have the head's tables elsewhere. `prestart`: raylets start processes for what is to
-    come, as they do by default."""
+    come, as they do by default. `project`: the checkout whose code node servers run; None: what is installed."""
     on_disk = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(directory / "gcs")}
     kept = {**(on_disk if storage is None else storage), **({} if prestart else _NOTHING_AHEAD)}
+    code = {} if project is None else {"PYTHONPATH": str(project)}
+    # A node server imports from the folder that its raylet was started in before it looks elsewhere.
+    folder = project or Path.cwd()
     # Not below the temporary folder of this process: its path may be too long for the sockets of Ray and of nodes.
     with (
         TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as temporary,
-        patch.dict(os.environ, {**_LEAN, **kept, "TMPDIR": temporary, STATE_DIR_VARIABLE: str(directory / "state")}),
+        patch.dict(
+            os.environ, {**_LEAN, **kept, **code, "TMPDIR": temporary, STATE_DIR_VARIABLE: str(directory / "state")}
+        ),
+        chdir(folder),
     ):
         from ray.cluster_utils import Cluster
 

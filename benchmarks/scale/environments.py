@@ -79,7 +79,10 @@ class Side:
 async def run(arguments: argparse.Namespace) -> Figures:
     """Measure, print, and return the figures."""
     rounds, starts = (2, 1) if arguments.quick else (arguments.rounds, arguments.starts)
-    with tempfile.TemporaryDirectory(prefix="bench-") as scratch, raylets(0, Path(scratch)) as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as scratch,
+        raylets(0, Path(scratch), project=arguments.project) as cluster,
+    ):
         for cores in _NODES:
             cluster.add(cores)
         here, there = ["--cpu-slots", str(sum(_NODES))], ["--environment", "ray", "--address", cluster.address]

@@ -80,7 +80,7 @@ async def run(arguments: argparse.Namespace) -> Figures:
     rounds = 1 if arguments.quick else arguments.rounds
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as scratch,
-        raylets(0, Path(scratch), prestart=arguments.prestart) as cluster,
+        raylets(0, Path(scratch), prestart=arguments.prestart, project=arguments.project) as cluster,
     ):
         for cores in (0, _CORES, _CORES):
             cluster.add(cores)

@@ -53,6 +53,7 @@ class NodeAgent:
             self._child.wait()
 
     def _launched(self, order: bytes) -> subprocess.Popen[bytes]:
+        _take_priority_of(os.getppid())
         child = subprocess.Popen(
             # The parent is the cluster's process on the node, such as the raylet. One that was killed and is not
             # reaped looks alive to its actors.
@@ -86,6 +87,13 @@ class NodeAgent:
             child.wait()
             os._exit(0)
         self._told.set()
+
+
+def _take_priority_of(pid: int) -> None:
+    """Give this thread, and what it starts, the priority of that process, where this process may have it. Ray gives its
+    workers less than all else on the node has: where others compute, a node server would take many seconds to start."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, pid))
 
 
 def child_environment(environ: Mapping[str, str], paths: Iterable[str]) -> dict[str, str]:

@@ -16,7 +16,13 @@ if not order:
     print("[  0.0s] NATS", file=sys.stderr)
     print("error: NATS cannot be reached; check the address", file=sys.stderr)
     sys.exit(1)
-facts = {"pid": os.getpid(), "agent": os.getppid(), "arguments": sys.argv[1:], "environment": dict(os.environ)}
+facts = {
+    "pid": os.getpid(),
+    "agent": os.getppid(),
+    "arguments": sys.argv[1:],
+    "environment": dict(os.environ),
+    "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+}
 Path(order).write_text(json.dumps(facts))
 print("ready", flush=True)
 signal.pause()

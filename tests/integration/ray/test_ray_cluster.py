@@ -149,6 +149,12 @@ async def test_what_a_crash_left_unfinished_is_removed(cluster: Any) -> None:
     ray.util.remove_placement_group(strangers)
 
 
+def may_take_priority() -> bool:
+    """Whether processes of this user may give themselves more priority."""
+    take = "import os; os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, os.getppid()))"
+    return subprocess.run(["nice", "-n", "1", sys.executable, "-c", take], capture_output=True).returncode == 0
+
+
 async def test_a_node_server_runs_once_and_ends_with_its_agent(
     cluster: Any, cluster_of_two: Raylets, tmp_path: Path
 ) -> None:
@@ -157,7 +163,10 @@ async def test_a_node_server_runs_once_and_ends_with_its_agent(
     first = facts_in(file)
     assert not [name for name in first["environment"] if name.startswith(("RAY_", "OMP_", "CUDA_"))]
     assert first["arguments"][0] == "--watch-pid"
-    assert int(first["arguments"][1]) in {raylet_pid(one) for one in cluster_of_two.nodes}
+    raylet = int(first["arguments"][1])
+    assert raylet in {raylet_pid(one) for one in cluster_of_two.nodes}
+    # Ray gives its workers less priority.
+    assert first["niceness"] == os.getpriority(os.PRIO_PROCESS, raylet) or not may_take_priority()
     await cluster.start_node(node, str(file).encode())
     assert facts_in(file) == first
     os.kill(first["agent"], signal.SIGKILL)
