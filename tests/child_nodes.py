@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from dynamo_local.core.errors import SupervisorError
+from dynamo_local.core.errors import NodeStartError
 from dynamo_local.supervisor.places.cluster import ClusterNode, Slot
 from dynamo_local.supervisor.places.port import Need
 from state.paths import state_root
@@ -47,9 +47,9 @@ class ChildNodes(MemoryCluster):
         self.dead = {node for node in self.sizes if (node_root(self.root, node) / "dead").exists()}
         return await super().nodes()
 
-    async def reserve(self, name: str, need: Need) -> Slot:
+    async def reserve(self, name: str, need: Need, avoid: Collection[str] = ()) -> Slot:
         await self.nodes()
-        return await super().reserve(name, need)
+        return await super().reserve(name, need, avoid)
 
     async def reservations(self) -> Mapping[str, Slot]:
         await self.nodes()
@@ -82,7 +82,7 @@ class ChildNodes(MemoryCluster):
             line = await process.stdout.readline()
         if line != b"ready\n":
             last = (log.read_text().splitlines() or ["its log is empty"])[-1]
-            raise SupervisorError(f"node {node}: {last.removeprefix('error: ')}")
+            raise NodeStartError(f"node {node}: {last.removeprefix('error: ')}")
 
     async def _end(self, node: str) -> None:
         process = self.processes.pop(node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from dynamo_local.core.errors import DeviceError
@@ -49,10 +49,11 @@ class MemoryCluster:
             for node, size in self.sizes.items()
         }
 
-    async def reserve(self, name: str, need: Need) -> Slot:
+    async def reserve(self, name: str, need: Need, avoid: Collection[str] = ()) -> Slot:
         needed = need.devices * need.share
         if name not in self.reserved:
-            roomy = [node for node in self.sizes if self._has_room(node, needed)]
+            roomy = [n for n in self.sizes if need.node in ("", n) and self._has_room(n, needed)]
+            roomy = [node for node in roomy if node not in avoid] or roomy
             if not roomy:
                 raise DeviceError("no node has them free", "ask for fewer")
             # Shares are to be of one device, and whole workers on all nodes.

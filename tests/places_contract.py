@@ -6,6 +6,7 @@ A subclass of `PlacesContract` gives the fixture `site`.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Literal, Protocol
 
 import pytest
@@ -125,6 +126,19 @@ class PlacesContract:
         with pytest.raises(DeviceError, match=f"needs {DEVICES + 1} devices"):
             await reserved(site, need=Need("decode", DEVICES + 1))
         assert await self.reservations(site) == set()
+
+    async def test_a_node_that_is_decided_is_the_only_one(self, site: Site) -> None:
+        index = 0
+        for node, place in (await site.places.places()).items():
+            for _ in place.inventory.devices:
+                assert (await reserved(site, index, replace(ONE, node=node))).node == node
+                index += 1
+            with pytest.raises(DeviceError):
+                await reserved(site, DEVICES, replace(ONE, node=node))
+        await site.places.release(str(worker()))
+        with pytest.raises(DeviceError):
+            await reserved(site, 0, replace(ONE, node="nowhere"))
+        assert str(worker()) not in await self.reservations(site)
 
     async def test_shares_are_of_one_device(self, site: Site) -> None:
         first, second = [await reserved(site, index, Need("decode", 1, 0.5)) for index in range(2)]

@@ -109,6 +109,10 @@ class SilentNodeError(SupervisorError):
     """A node does not answer. What ran there may still run."""
 
 
+class NodeStartError(SupervisorError):
+    """No node server can be started on a node: nothing runs there. Trying again may help, later."""
+
+
 class BusError(DynamoError):
     """NATS cannot be reached, refused an operation, or did not answer in time."""
 

@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnschedulableError, GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from dynamo_local.core.errors import SupervisorError
+from dynamo_local.core.errors import NodeStartError, SupervisorError
 from dynamo_local.ray.connection import ray_errors
 from dynamo_local.supervisor.node.agent import SERVER_WITHIN_S, NodeAgent
 
@@ -24,7 +24,7 @@ _LOOK_S = 0.05
 
 
 def start_node(node: str, program: Sequence[str], order: bytes) -> None:
-    """Have the node server run there. Raises SupervisorError, with the last line of its log, if it ends at once; its
+    """Have the node server run there. Raises NodeStartError, with the last line of its log, if it ends at once; its
     agent is gone then."""
     with ray_errors(f"start an agent on node {node}"):
         try:
@@ -35,7 +35,7 @@ def start_node(node: str, program: Sequence[str], order: bytes) -> None:
             error = "it was not ready in time"
     if error is not None:
         end_node(node)
-        raise SupervisorError(f"no node server runs on node {node}: {error}")
+        raise NodeStartError(f"no node server runs on node {node}: {error}")
 
 
 def end_node(node: str) -> None:

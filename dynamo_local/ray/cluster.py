@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -61,8 +61,8 @@ class RayCluster:
     async def nodes(self) -> Mapping[str, ClusterNode]:
         return await self._call("nodes", self.groups.nodes)
 
-    async def reserve(self, name: str, need: Need) -> Slot:
-        return await self._call(f"reserve {name}", self.groups.reserve, name, need, within_s=_SLOW_WITHIN_S)
+    async def reserve(self, name: str, need: Need, avoid: Collection[str] = ()) -> Slot:
+        return await self._call(f"reserve {name}", self.groups.reserve, name, need, avoid, within_s=_SLOW_WITHIN_S)
 
     async def release(self, name: str) -> None:
         await self._call(f"release {name}", self.groups.release, name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Collection
 from contextlib import ExitStack
 
 import ray
@@ -57,10 +58,10 @@ class Groups:
         with ray_errors("tell its nodes"):
             return counted(_nodes(), _groups(), self._mine)
 
-    def reserve(self, name: str, need: Need) -> Slot:
+    def reserve(self, name: str, need: Need, avoid: Collection[str]) -> Slot:
         """Reserve what a process needs, or return what is reserved under the name."""
         with self._reserving, ray_errors(f"reserve {name}"):
-            return self._slots(clear=True).get(name) or self._made(_PREFIX + name, need)
+            return self._slots(clear=True).get(name) or self._made(_PREFIX + name, need, avoid)
 
     def release(self, name: str) -> None:
         """Remove the group of that name, and wait until it is gone."""
@@ -91,13 +92,13 @@ class Groups:
             if group.is_made and group.node in alive
         }
 
-    def _made(self, name: str, need: Need) -> Slot:
+    def _made(self, name: str, need: Need, avoid: Collection[str]) -> Slot:
         """Try the nodes that have room, one after the other."""
         until = time.monotonic() + _SETTLES_S
         while True:
             nodes, groups = _nodes(), _groups()
             try:
-                chosen = choose(counted(nodes, groups, self._mine), groups, self._mine, need)
+                chosen = choose(counted(nodes, groups, self._mine), groups, self._mine, need, avoid)
             except DeviceError:
                 if time.monotonic() > until:
                     raise

@@ -4,12 +4,13 @@ A reservation is a placement group of one bundle, which is bound to the node tha
 Ray cannot have the group elsewhere, and it is lost.
 
 Nodes that have reservations of the graph come first, then those with the least room that is enough: KV stays on one
-machine, nodes for large workers stay free, and an autoscaler may remove the others.
+machine, nodes for large workers stay free, and an autoscaler may remove the others. Nodes in trouble come last. Where
+the node is decided already, no other one will do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from dynamo_local.core.errors import DeviceError
@@ -80,19 +81,22 @@ def counted(nodes: Iterable[RayNode], groups: Iterable[Group], mine: str) -> dic
     return found
 
 
-def choose(nodes: Mapping[str, ClusterNode], groups: Iterable[Group], mine: str, need: Need) -> list[str]:
-    """The nodes that have what a process needs, the best first. Raises DeviceError if none has."""
+def choose(
+    nodes: Mapping[str, ClusterNode], groups: Iterable[Group], mine: str, need: Need, avoid: Collection[str] = ()
+) -> list[str]:
+    """The nodes that have what a process needs, the best first, and those to `avoid` last. Raises DeviceError if none
+    has."""
     needed = held(need.devices, need.share)
     used: dict[str, float] = {}
     for group in groups:
         if group.name.startswith(mine):
             used[group.node] = used.get(group.node, 0) + group.devices
-    alive = [node for node in nodes.values() if node.is_alive]
+    alive = [node for node in nodes.values() if node.is_alive and need.node in ("", node.node)]
     room = {node.node: node.devices - used.get(node.node, 0) if need.virtual else node.free for node in alive}
     roomy = [node for node in room if fits(0, needed, room[node])]
     if not roomy:
         raise lacking(need, room)
-    return sorted(roomy, key=lambda node: (node not in used, room[node], node))
+    return sorted(roomy, key=lambda node: (node in avoid, node not in used, room[node], node))
 
 
 def lacking(need: Need, room: Mapping[str, float]) -> DeviceError:
@@ -102,5 +106,12 @@ def lacking(need: Need, room: Mapping[str, float]) -> DeviceError:
     listed = [f"{summed([needed, -room[node]]):g} on {node[:8]} ({room[node]:g} free)" for node in most[:4]]
     more = f" and {len(most) - 4} other nodes" if len(most) > 4 else ""
     cause = f"the Ray cluster has them free on no node; missing are {', '.join(listed)}{more}"
+    if need.node:
+        cause = f"they are to be on one node of the Ray cluster; missing are {', '.join(listed)}"
     remedy = "ask for fewer workers or devices a worker, or add a node to the cluster"
-    return DeviceError(cause if room else "the Ray cluster has no node that is alive", remedy)
+    absent = (
+        f"node {need.node} is not alive in the Ray cluster"
+        if need.node
+        else "the Ray cluster has no node that is alive"
+    )
+    return DeviceError(cause if room else absent, remedy)

@@ -62,7 +62,8 @@ class PlacesQuestion(msgspec.Struct, frozen=True, tag="places"):
 
 
 class ReserveOrder(msgspec.Struct, frozen=True, omit_defaults=True, tag="reserve"):
-    """Order to reserve that many devices, or a share of one, for a watcher. `on`: ids of those that were chosen."""
+    """Order to reserve that many devices, or a share of one, for a watcher. `on`: ids of those that were chosen.
+    `node`: the only one that will do."""
 
     watcher: str
     role: str
@@ -70,6 +71,7 @@ class ReserveOrder(msgspec.Struct, frozen=True, omit_defaults=True, tag="reserve
     share: float = 1.0
     virtual: bool = False
     on: tuple[int, ...] | None = None
+    node: str = ""
     v: int = VERSION
 
 

@@ -11,12 +11,14 @@ class AddWorker:
     """Add a worker in `role`, with the command and the number of devices of its service's unsuffixed entry.
 
     `component` names the service. None: the service whose unsuffixed entry has that role. `revision`: text of the
-    endpoint's revision that the worker is to belong to; empty for the graph's own workers.
+    endpoint's revision that the worker is to belong to; empty for the graph's own workers. `node`: the only one that it
+    may live on; empty for any.
     """
 
     role: str
     component: str | None = None
     revision: str = ""
+    node: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ class DeviceLimits:
 @dataclass(frozen=True)
 class ActionOutcome:
     """The result of an action. Not done: nothing has changed, or the change is being undone; `note` says why.
-    `unexplained`: a process has ended without a word, as one that is killed does."""
+    `unexplained`: a process has ended without a word, as one that is killed does. `node_failed`: the node that was to
+    run it cannot."""
 
     action: Action
     done: bool
@@ -76,6 +79,7 @@ class ActionOutcome:
     note: str
     took_s: float
     unexplained: bool = False
+    node_failed: bool = False
 
 
 class Actuator(Protocol):

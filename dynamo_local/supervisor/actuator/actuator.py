@@ -20,7 +20,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import reduce
 
-from dynamo_local.core.errors import ConfigError, DynamoError, NotRunningError, SupervisorError, UsageError
+from dynamo_local.core.errors import (
+    ConfigError,
+    DynamoError,
+    NodeStartError,
+    NotRunningError,
+    SupervisorError,
+    UsageError,
+)
 from dynamo_local.core.names import endpoint_of, parse_watcher
 from dynamo_local.core.planning.actions import (
     Action,
@@ -183,7 +190,7 @@ class LocalActuator:
             except NotRunningError:
                 raise
             except DynamoError as error:
-                return Result(False, None, str(error))
+                return Result(False, None, str(error), node_failed=isinstance(error, NodeStartError))
 
         async def begun(change: AddWorker, claim: WatcherPlan | Result) -> ActionOutcome:
             result = claim if isinstance(claim, Result) else await self._attempt(self._addition.start(claim))
@@ -203,7 +210,11 @@ class LocalActuator:
 
     def _outcome(self, change: Action, result: Result, started: float) -> ActionOutcome:
         took_s = self._ports.clock() - started
-        return ActionOutcome(change, result.done, result.watcher, result.note, took_s, result.unexplained)
+        return ActionOutcome(
+            *(change, result.done, result.watcher, result.note, took_s),
+            unexplained=result.unexplained,
+            node_failed=result.node_failed,
+        )
 
     async def _make(self, change: Action, limits: DeviceLimits) -> Result:
         try:

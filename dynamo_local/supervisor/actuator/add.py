@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from dynamo_local.core.errors import DeviceError, NotRunningError, StateError, SupervisorError, UsageError
+from dynamo_local.core.errors import (
+    DeviceError,
+    NodeStartError,
+    NotRunningError,
+    StateError,
+    SupervisorError,
+    UsageError,
+)
 from dynamo_local.core.names import LOCAL_NODE
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits
 from dynamo_local.core.shares import fits, shown_devices, summed
@@ -86,7 +93,7 @@ class WorkerAddition:
         try:
             plan = await self.claim(change, limits)
         except SupervisorError as error:
-            return Result(False, None, str(error))
+            return Result(False, None, str(error), node_failed=isinstance(error, NodeStartError))
         return await self.start(plan)
 
     async def start(self, plan: WatcherPlan) -> Result:
@@ -100,8 +107,8 @@ class WorkerAddition:
             await self.ports.places.start(reservation, plan)
         except NotRunningError:
             raise
-        except (SupervisorError, UsageError) as error:
-            # A node refuses what it cannot run, such as a model that it lacks.
+        except (SupervisorError, UsageError, StateError) as error:
+            # A node refuses what it cannot run, such as a model that it lacks; its own statefile may be out of order.
             return await self.undo(plan.name, str(error))
         return await self.await_ready(plan.name)
 
@@ -123,16 +130,16 @@ class WorkerAddition:
     async def claim(self, change: AddWorker, limits: DeviceLimits) -> WatcherPlan:
         """Reserve what a worker needs, and claim it; `start` is then to start it. Raises UsageError as `claim_worker`,
         SupervisorError if the place does not answer."""
-        return await self.claim_new(template_of(self.blueprint, change), limits)
+        return await self.claim_new(template_of(self.blueprint, change), limits, node=change.node)
 
     async def claim_new(
-        self, template: ServiceTemplate, limits: DeviceLimits, replaces: str | None = None
+        self, template: ServiceTemplate, limits: DeviceLimits, replaces: str | None = None, node: str = ""
     ) -> WatcherPlan:
         """As `claim`, for a worker of that service, which may replace another one."""
         state = await self.ports.read()
         check_budget(state, template, limits)
         watcher = next_watcher(state, template.service, template.revision)
-        reservation = await self.ports.places.reserve(watcher, need_of(template))
+        reservation = await self.ports.places.reserve(watcher, replace(need_of(template), node=node))
         try:
             inventory = await self.ports.inventory(reservation.node)
             plan = plan_watcher(template, watcher, inventory, reservation.devices)

@@ -76,3 +76,4 @@ class Result:
     watcher: str | None
     note: str
     unexplained: bool = False
+    node_failed: bool = False

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
+from dynamo_local.process.forkserver.prepared.orders import withdraw
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
-from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
 from dynamo_local.supervisor.server.launch.plan import plan_forkserver, plan_watcher, revision_templates
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.supervisor.server.private_files import write_private
@@ -41,14 +42,19 @@ class NodePlans:
         self._check_model(graph.service(watcher.service))
         return plan_watcher(template, watcher, self.inventory, asked.devices)
 
-    def learn(self, revision: str, data: bytes) -> None:
-        """Take the graph of an endpoint's revision. Raises DecodeError for what is none."""
+    def learn(self, revision: str, data: bytes, present: Collection[str]) -> None:
+        """Take the graph of an endpoint's revision, and forget those that are not `present`: no worker of them is here,
+        and they are learned again for the next one. Raises DecodeError for what is no graph."""
         graph = ResolvedGraph.from_json(data)
         path = self.paths.graph_of(revision)
         make_private_directory(path.parent)
         write_private(path, data)
         templates = revision_templates(graph, revision, self.paths.root)
-        self.blueprint.change(lambda blueprint: blueprint.with_revision(templates))
+        over = self.blueprint.current().revisions.difference(present, {revision})
+        self.blueprint.change(lambda blueprint: _without(blueprint, over).with_revision(templates))
+        for former in over:
+            self.paths.graph_of(former).unlink(missing_ok=True)
+            withdraw(self.paths, former)
 
     def _check_model(self, service: ResolvedService) -> None:
         model = service.config.get(_MODEL)
@@ -56,6 +62,12 @@ class NodePlans:
             return
         if not self.exists(Path(model)):
             raise UsageError(f"node {self.node} has no {model}", "have the model in the same folder on all nodes")
+
+
+def _without(blueprint: Blueprint, revisions: Iterable[str]) -> Blueprint:
+    for revision in revisions:
+        blueprint = blueprint.without_revision(revision)
+    return blueprint
 
 
 def forkserver_of(graph: ResolvedGraph, inventory: Inventory, root: Path) -> WatcherPlan | None:

@@ -121,7 +121,9 @@ class NodeServer:
         plans = NodePlans(self._order.node, self._paths, inventory, machinery.blueprint)
 
         async def learn(revision: str, graph: bytes) -> None:
-            await asyncio.to_thread(plans.learn, revision, graph)
+            entries = (await books.read()).components.values()
+            present = {entry.watcher.revision for entry in entries if entry.holds}
+            await asyncio.to_thread(plans.learn, revision, graph, present)
 
         service = PlacesService(NodePlaces(local, books, plans.plan, machinery.restarter.given_up), self._tasks, learn)
         await service.serve(bus, self._subjects.node(self._order.node))

@@ -7,7 +7,7 @@ token or presence goes through the cluster.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -57,8 +57,9 @@ class Cluster(Protocol):
     async def nodes(self) -> Mapping[str, ClusterNode]:
         """All nodes that the cluster knows, dead ones as well, by id."""
 
-    async def reserve(self, name: str, need: Need) -> Slot:
+    async def reserve(self, name: str, need: Need, avoid: Collection[str] = ()) -> Slot:
         """Reserve what a process needs on one node, under a name that tells whose it is. Harmless if the name has it.
+        `avoid`: nodes that are chosen only if no other one will do.
 
         Raises DeviceError, with how many devices are missing, if no node has them free; nothing is reserved then.
         """
@@ -72,7 +73,7 @@ class Cluster(Protocol):
     async def start_node(self, node: str, order: bytes) -> None:
         """Have the node server run on that node. `order` is written to its standard input. Harmless if it runs.
 
-        Raises SupervisorError with the last line of its log if it ends before it is ready.
+        Raises NodeStartError with the last line of its log if it ends before it is ready.
         """
 
     async def end_node(self, node: str) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from dynamo_local.core.errors import DynamoError, SilentNodeError, StateError, SupervisorError
+from dynamo_local.core.errors import DeviceError, DynamoError, SilentNodeError, StateError, SupervisorError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.names import LOCAL_NODE, Watcher, parse_watcher
 from dynamo_local.supervisor.actuator.side_by_side import side_by_side
@@ -60,6 +60,8 @@ class ClusterPlaces:
     ask_again_s: float = 1.0
     given_up: Mapping[str, str] = field(default_factory=dict, init=False)
     """Watchers of endpoints' workers that are not started again, each with the reason, as of the last `silent`."""
+    _silent: frozenset[str] = field(default=frozenset(), init=False)
+    """Nodes that did not answer at the last `silent`."""
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """Held while a reservation is made or given back: a node server ends with the last one, and starts with the
     first."""
@@ -92,7 +94,7 @@ class ClusterPlaces:
                 raise StateError(f"{name} has a reservation already", "release it first")
             is_new = name not in await self.slots.all()
             self._prepared.discard(name)
-            slot = await self.slots.reserve(watcher, need)
+            slot = await self._slot(watcher, need)
             try:
                 await self._servers.have(slot.node)
             except DynamoError:
@@ -100,7 +102,7 @@ class ClusterPlaces:
                     await self._give_back(name, slot.node)
                 raise
             try:
-                reserved = await self.node(slot.node).reserve(watcher, replace(need, on=slot.devices))
+                reserved = await self.node(slot.node).reserve(watcher, replace(need, on=slot.devices, node=""))
             except DynamoError:
                 if is_new:
                     await self._undo_reserve(name, slot.node)
@@ -112,7 +114,7 @@ class ClusterPlaces:
         follow for each. What was reserved when this raises is left."""
         async with self._changing:
             self._prepared |= {str(watcher) for watcher in needs}
-            slots = [await self.slots.reserve(watcher, need) for watcher, need in needs.items()]
+            slots = [await self._slot(watcher, need) for watcher, need in needs.items()]
             await side_by_side(map(self._servers.have, sorted({slot.node for slot in slots})))
 
     async def start(self, reservation: Reservation, plan: WatcherPlan) -> None:
@@ -212,21 +214,29 @@ class ClusterPlaces:
         told = {name: why for place in answers.values() for name, why in place.given_up.items()}
         unknown = {name: why for name, why in self.given_up.items() if _node(state, name) in asked - answers.keys()}
         self.given_up = unknown | told
-        silent, heard = asked - answers.keys() - self._servers.starting, self.heard()
-        return {node: not heard.isdisjoint(_claimed_on(state, node)) for node in silent}
+        self._silent, heard = frozenset(asked - answers.keys() - self._servers.starting), self.heard()
+        return {node: not heard.isdisjoint(_claimed_on(state, node)) for node in self._silent}
 
     def rooms(self, seen: Seen) -> Mapping[str, NodeRoom]:
         """The devices of the nodes that live, by node."""
         state, nodes, slots = seen
         claimed = {name for name, entry in state.components.items() if entry.holds}
         # Claimed last, and released first in the books: what the cluster has of ours beside them is not held by others.
-        return rooms_of(nodes, state, self.slots.unclaimed(claimed, slots))
+        return rooms_of(nodes, state, self.slots.unclaimed(claimed, slots), self._servers.failed)
 
     async def leaks(self) -> frozenset[str]:
         """Watchers for which the cluster has reserved something, and that the books do not know."""
         state = await self.books.read()
         unclaimed = frozenset(name for name in await self.slots.all() if _node(state, name) is None)
         return unclaimed - self._prepared
+
+    async def _slot(self, watcher: Watcher, need: Need) -> Slot:
+        """Reserve with the cluster, on nodes that answer first."""
+        slot = await self.slots.reserve(watcher, need, self._silent | self._servers.failed)
+        if need.node not in ("", slot.node):
+            # Left of another change, and released by the next look.
+            raise DeviceError(f"{watcher} has a reservation on node {slot.node}, and is to live on {need.node}")
+        return slot
 
     # What the cluster has, and the nodes of watchers.
 

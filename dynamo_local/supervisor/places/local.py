@@ -27,7 +27,10 @@ def reserve_here(
     state: State, inventory: Inventory, watcher: Watcher, need: Need, elsewhere: Mapping[int, str]
 ) -> tuple[State, Reservation]:
     """Reserve devices of this machine in its statefile. Pure. `elsewhere`: devices that others hold, each with its
-    holder in words. Raises DeviceError if too few are free, StateError if the watcher has some."""
+    holder in words. Raises DeviceError if too few are free or another node is wanted, StateError if the watcher has
+    some."""
+    if need.node not in ("", state.node):
+        raise DeviceError(f"{watcher.service} is to live on node {need.node}, and this is {state.node}")
     # Virtual workers compute nothing, and share devices with whoever does.
     others = {} if need.virtual else elsewhere
     chosen = inventory if need.on is None else _only(inventory, need.on)

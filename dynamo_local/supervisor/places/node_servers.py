@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from dynamo_local.core.errors import SilentNodeError, SupervisorError
+from dynamo_local.core.errors import NodeStartError, SilentNodeError, SupervisorError
 from dynamo_local.core.names import LOCAL_NODE
 from dynamo_local.supervisor.places.cluster import Cluster, ClusterNode
 from dynamo_local.supervisor.places.far import FarPlaces
@@ -14,6 +15,9 @@ from dynamo_local.supervisor.places.port import Place, Status
 
 _ASKS = 3
 """Before a node server counts as silent where something hangs on it: one answer may be lost while NATS restarts."""
+
+_FAILED_S = 60.0
+"""A node on which no node server could be had is chosen after others for so long."""
 
 
 @dataclass
@@ -27,8 +31,9 @@ class NodeServers:
     graph: Callable[[str], bytes]
     is_heard: Callable[[str], Awaitable[bool]]
     ask_again_s: float
-    _learned: set[tuple[str, str]] = field(default_factory=set, init=False)
-    """Nodes and revisions whose graph they know."""
+    clock: Callable[[], float] = time.monotonic
+    _failed: dict[str, float] = field(default_factory=dict, init=False)
+    """When no node server could be had on a node, by node."""
     _started: set[str] = field(default_factory=set, init=False)
     """Nodes whose node server was started from here, and not ended."""
     starting: set[str] = field(default_factory=set, init=False)
@@ -40,12 +45,18 @@ class NodeServers:
         """Whether a node server may run there, as far as the cluster knows."""
         return node in nodes and nodes[node].is_alive and node not in self._given_up
 
+    @property
+    def failed(self) -> frozenset[str]:
+        """Nodes on which no node server could be had lately."""
+        return frozenset(node for node, at in self._failed.items() if self.clock() - at < _FAILED_S)
+
     async def place(self, node: str) -> Place | None:
         """The place of a node server, under the node's name; None if it does not answer."""
         try:
             place = (await self.node(node).places())[LOCAL_NODE]
         except SupervisorError:
             return None
+        self._failed.pop(node, None)
         return replace(place, node=node)
 
     async def places(self, nodes: Collection[str]) -> dict[str, Place]:
@@ -65,7 +76,14 @@ class NodeServers:
 
     async def have(self, name: str) -> None:
         """Have a node server of this graph's server answer on the node. Raises SilentNodeError, also where workers are
-        heard of one that does not answer; SupervisorError if it does not start."""
+        heard of one that does not answer; NodeStartError if it does not start; SupervisorError."""
+        try:
+            await self._have(name)
+        except (NodeStartError, SilentNodeError):
+            self._failed[name] = self.clock()
+            raise
+
+    async def _have(self, name: str) -> None:
         if await self.place(name) is not None:
             return
         if name in self._started:
@@ -78,7 +96,6 @@ class NodeServers:
             raise SilentNodeError(f"node {name} is gone", "try again")
         # One that runs and does not answer was started by another server, or hangs without a worker.
         await self.end(name)
-        self._learned = {known for known in self._learned if known[0] != name}
         self.starting.add(name)
         try:
             await self.cluster.start_node(name, self.order(node))
@@ -89,10 +106,8 @@ class NodeServers:
             self.starting.discard(name)
 
     async def learn(self, node: str, revision: str) -> None:
-        """Have a node server know the graph of an endpoint's revision."""
-        if (node, revision) not in self._learned:
-            await self.node(node).learn(revision, await asyncio.to_thread(self.graph, revision))
-            self._learned.add((node, revision))
+        """Have a node server know the graph of an endpoint's revision. It forgets those of which it has no worker."""
+        await self.node(node).learn(revision, await asyncio.to_thread(self.graph, revision))
 
     async def end(self, node: str) -> None:
         """Have the cluster end a node server that nobody needs any more."""

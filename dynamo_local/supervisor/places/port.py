@@ -31,13 +31,14 @@ answer. An unknown process may run: it keeps its devices, and its requests."""
 class Need:
     """What a process needs. `devices`: their number; with a `share` below 1, that part of one device. `virtual`: it
     computes nothing, and shares its devices with processes of others. `on`: ids of the devices, where a cluster has
-    chosen them."""
+    chosen them. `node`: the only one that will do, where that is decided already; empty for any."""
 
     role: str
     devices: int
     share: float = 1.0
     virtual: bool = False
     on: tuple[int, ...] | None = None
+    node: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ class Places(Protocol):
     async def reserve(self, watcher: Watcher, need: Need) -> Reservation:
         """Reserve what a process needs, on one node. The devices that are reserved are those of no other process.
 
-        Raises DeviceError if no place has them free; nothing is reserved then.
+        Raises DeviceError if no place that will do has them free, NodeStartError if that place cannot run anything;
+        nothing is reserved then.
         """
 
     async def start(self, reservation: Reservation, plan: WatcherPlan) -> None:

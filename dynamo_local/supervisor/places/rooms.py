@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from dynamo_local.core.shares import summed
@@ -13,22 +13,31 @@ from state.statefile.model import State
 
 @dataclass(frozen=True)
 class NodeRoom:
-    """The devices of a node that lives. `size`: their number, of which others hold `others`."""
+    """The devices of a node that lives. `size`: their number, of which others hold `others`. `is_failing`: no node
+    server could be had there lately."""
 
     size: int
     others: float = 0.0
+    is_failing: bool = False
 
 
 def rooms_of(
-    nodes: Mapping[str, ClusterNode], state: State, left: Iterable[tuple[str, float]] = ()
+    nodes: Mapping[str, ClusterNode],
+    state: State,
+    left: Iterable[tuple[str, float]] = (),
+    failing: Collection[str] = (),
 ) -> dict[str, NodeRoom]:
     """The rooms of the nodes that live, by node. `state`: the graph's books. `left`: nodes and amounts of what is still
-    reserved for processes that the books do not have yet, or have released."""
+    reserved for processes that the books do not have yet, or have released. `failing`: nodes without a node server."""
     held = held_on(state)
     for node, amount in left:
         held[node] = summed([held.get(node, 0.0), amount])
     return {
-        name: NodeRoom(int(node.devices), max(0.0, summed([int(node.devices), -node.free, -held.get(name, 0.0)])))
+        name: NodeRoom(
+            int(node.devices),
+            max(0.0, summed([int(node.devices), -node.free, -held.get(name, 0.0)])),
+            name in failing,
+        )
         for name, node in nodes.items()
         if node.is_alive
     }

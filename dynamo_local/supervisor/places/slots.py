@@ -49,13 +49,13 @@ class Slots:
             self._known = (now, slots)
         return slots
 
-    async def reserve(self, watcher: Watcher, need: Need) -> Slot:
-        """Reserve with the cluster. Raises DeviceError, which says for whom."""
+    async def reserve(self, watcher: Watcher, need: Need, avoid: Collection[str] = ()) -> Slot:
+        """Reserve with the cluster (cluster.Cluster). Raises DeviceError, which says for whom."""
         # Before it is there: somebody may count meanwhile.
         name, amount = str(watcher), held(need.devices, need.share)
         self._amounts.setdefault(name, amount)
         try:
-            slot = await self.cluster.reserve(self._name(name), need)
+            slot = await self.cluster.reserve(self._name(name), need, avoid)
             self._nodes[name] = slot.node
             return slot
         except DeviceError as error:

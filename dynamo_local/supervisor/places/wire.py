@@ -18,7 +18,10 @@ from dynamo_local.supervisor.places.port import Need, Place, Reservation
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from state.devices.allocation import Device, Inventory
 
-_ERRORS = (DeviceError, StateError, ConfigError, errors.UsageError, errors.SilentNodeError, SupervisorError)
+_ERRORS = (
+    *(DeviceError, StateError, ConfigError, errors.UsageError),
+    *(errors.SilentNodeError, errors.NodeStartError, SupervisorError),
+)
 """The classes that are told apart at the other end. The first that fits is named."""
 
 
@@ -65,12 +68,12 @@ def reservation_of(row: ReservationRow) -> Reservation:
 
 def order_to_reserve(watcher: Watcher, need: Need) -> ReserveOrder:
     """A need as a message."""
-    return ReserveOrder(str(watcher), need.role, need.devices, need.share, need.virtual, need.on)
+    return ReserveOrder(str(watcher), need.role, need.devices, need.share, need.virtual, need.on, need.node)
 
 
 def need_of(order: ReserveOrder) -> Need:
     """Inverse of `order_to_reserve`, without the watcher."""
-    return Need(order.role, order.devices, order.share, order.virtual, order.on)
+    return Need(order.role, order.devices, order.share, order.virtual, order.on, order.node)
 
 
 def order_to_start(reservation: Reservation, plan: WatcherPlan) -> StartOrder:

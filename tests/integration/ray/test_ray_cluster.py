@@ -94,6 +94,20 @@ async def test_what_is_reserved_is_nobody_elses_until_it_is_released(cluster: An
     assert await cluster.reserve("test/w4", ONE) == slots[2]
 
 
+async def test_a_node_that_is_decided_is_the_only_one_and_one_to_avoid_comes_last(cluster: Any) -> None:
+    first, second = await cluster.nodes()
+    need = Need("decode", 1, node=second)
+    assert {(await cluster.reserve(f"test/w{number}", need)).node for number in range(2)} == {second}
+    with pytest.raises(DeviceError, match="on one node"):
+        await cluster.reserve("test/w2", need)
+    assert await free_in_the_end(cluster, [0, 2])
+    await cluster.release("test/w1")
+    assert await free_in_the_end(cluster, [1, 2])
+    # It would be the fullest that has room.
+    assert (await cluster.reserve("test/w3", ONE, (second,))).node == first
+    assert (await cluster.reserve("test/w4", ONE, (first,))).node == second
+
+
 async def test_a_name_is_reserved_once(cluster: Any) -> None:
     first = await cluster.reserve("test/w", ONE)
     assert await cluster.reserve("test/w", ONE) == first

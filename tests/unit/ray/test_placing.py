@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
 from dynamo_local.core.errors import DeviceError
@@ -24,8 +26,8 @@ def group(where: str, need: Need = ONE, *, of: str = MINE, resource: str = "CPU"
     return Group(f"{of}w", where, bundle_of(need, resource))
 
 
-def chosen(nodes: list[RayNode], groups: list[Group], need: Need = ONE) -> list[str]:
-    return choose(counted(nodes, groups, MINE), groups, MINE, need)
+def chosen(nodes: list[RayNode], groups: list[Group], need: Need = ONE, avoid: Collection[str] = ()) -> list[str]:
+    return choose(counted(nodes, groups, MINE), groups, MINE, need, avoid)
 
 
 def test_gpus_are_counted_where_a_node_that_lives_has_one() -> None:
@@ -60,6 +62,22 @@ def test_nodes_of_the_graph_come_first_then_those_with_the_least_room_that_is_en
     assert chosen(nodes, [group("a")]) == ["a", "b", "c"]
     assert chosen(nodes, [group("a")], Need("decode", 3)) == ["a", "c"]
     assert chosen(nodes, [group("c", HALF)], HALF) == ["c", "b", "a"]
+
+
+def test_nodes_in_trouble_come_last() -> None:
+    nodes = [node("a", 8), node("b", 2), node("c", 4)]
+    assert chosen(nodes, [group("a")], avoid={"a", "b"}) == ["c", "a", "b"]
+    assert chosen(nodes, [group("a")], avoid={"a", "b", "c"}) == ["a", "b", "c"]
+
+
+def test_a_node_that_is_decided_is_the_only_one() -> None:
+    nodes = [node("a", 8), node("b", 2), node("c", alive=False)]
+    assert chosen(nodes, [group("a")], Need("decode", 2, node="b"), avoid={"b"}) == ["b"]
+    with pytest.raises(DeviceError, match=r"on one node of the Ray cluster; missing are 1 on b \(2 free\)"):
+        chosen(nodes, [], Need("decode", 3, node="b"))
+    for gone in ("c", "d"):
+        with pytest.raises(DeviceError, match=f"node {gone} is not alive in the Ray cluster"):
+            chosen(nodes, [], Need("decode", 1, node=gone))
 
 
 def test_the_error_tells_how_many_are_missing_where() -> None:

@@ -18,6 +18,11 @@ def on_node(node: int, devices: Iterable[int]) -> tuple[int, ...]:
     return tuple(node * PER_NODE + device for device in devices)
 
 
+def node_of(device: int) -> int:
+    """The number of a device's node, by its id among those of all nodes."""
+    return device // PER_NODE
+
+
 def placed(room: Room, amounts: Iterable[float]) -> tuple[tuple[int, ...], ...] | None:
     """The devices of each of the workers that take these amounts, in their order: whole devices of the lowest ids,
     on one node; for a share the device with the least room that is enough. None if they do not all fit."""
@@ -48,5 +53,5 @@ def _devices(room: Room, amount: float) -> tuple[int, ...] | None:
         return (min(roomy, key=lambda device: (room[device], device)),) if roomy else None
     nodes: dict[int, list[int]] = {}
     for device in roomy:
-        nodes.setdefault(device // PER_NODE, []).append(device)
+        nodes.setdefault(node_of(device), []).append(device)
     return next((tuple(ids[:number]) for ids in nodes.values() if len(ids) >= number), None)

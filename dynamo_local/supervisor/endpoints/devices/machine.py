@@ -11,6 +11,7 @@ import msgspec
 from dynamo_local.core.endpoints.devices import devices_of_worker
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.endpoints.turns import placing
+from dynamo_local.core.names import LOCAL_NODE
 from dynamo_local.core.planning.actions import AddWorker
 from dynamo_local.core.shares import devices_of, share_of
 from dynamo_local.supervisor.endpoints.machine_facts import MachineFacts
@@ -45,6 +46,9 @@ class DevicesOfMachine:
     def free(self, state: State) -> placing.Room:
         taken = {**shares_taken(state), **dict.fromkeys((*self._elsewhere(), *self.inventory().gone), 1.0)}
         return {device: max(0.0, 1 - taken.get(device, 0.0)) for device in self.all.ids}
+
+    def node(self, device: int) -> str:
+        return LOCAL_NODE
 
     def ids(self, component: Component) -> tuple[int, ...]:
         return component.devices

@@ -9,7 +9,7 @@ from itertools import count
 from dynamo_local.core.endpoints.devices import devices_of_worker
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.endpoints.turns import placing
-from dynamo_local.core.endpoints.turns.placing import less, on_node, placed
+from dynamo_local.core.endpoints.turns.placing import less, node_of, on_node, placed
 from dynamo_local.core.errors import DeviceError
 from dynamo_local.core.planning.actions import AddWorker
 from dynamo_local.core.shares import summed
@@ -48,7 +48,12 @@ class DevicesOfNodes:
         return Room(len(wanted))
 
     def free(self, state: State) -> placing.Room:
-        return self._left(state, virtual=False)
+        # Who waits for a device of a node that cannot run him would wait for long.
+        running = {node: room for node, room in self.rooms().items() if not room.is_failing}
+        return self._left(state, virtual=False, rooms=running)
+
+    def node(self, device: int) -> str:
+        return next(node for node, number in self._numbers.items() if number == node_of(device))
 
     def ids(self, component: Component) -> tuple[int, ...]:
         if component.node not in self.rooms():
@@ -63,8 +68,8 @@ class DevicesOfNodes:
     def inventory(self) -> Inventory:
         return Inventory(self.kind, ())
 
-    def _left(self, state: State, *, virtual: bool) -> placing.Room:
-        rooms = self.rooms()
+    def _left(self, state: State, *, virtual: bool, rooms: Mapping[str, NodeRoom] | None = None) -> placing.Room:
+        rooms = self.rooms() if rooms is None else rooms
         workers: dict[str, list[Component]] = {node: [] for node in rooms}
         for entry in state.components.values():
             if entry.holds and entry.node in rooms:

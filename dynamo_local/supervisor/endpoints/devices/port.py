@@ -27,7 +27,10 @@ class EndpointDevices(Protocol):
         """For how many of these workers there are devices."""
 
     def free(self, state: State) -> placing.Room:
-        """What is left of each device."""
+        """What is left of each device, of nodes that can run workers."""
+
+    def node(self, device: int) -> str:
+        """The node of a device of `free`."""
 
     def ids(self, component: Component) -> tuple[int, ...]:
         """Ids of a worker's devices in `free`; none of devices that are gone with their node."""

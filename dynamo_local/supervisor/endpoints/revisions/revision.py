@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dynamo_local.core.endpoints.rollout.next_steps import back_off_s
@@ -93,10 +94,7 @@ class RevisionRun:
 
     def amounts(self, workers: int, prefill_workers: int, state: State) -> tuple[float, ...]:
         """What the workers that lack take of devices: their number, or the share of one."""
-        templates = {False: self._template(prefill=False), True: self._template(prefill=True)}
-        kinds = (change.role == PREFILL_ROLE for change in self.wanted(workers, prefill_workers, state))
-        found = (templates[prefill] for prefill in kinds)
-        return tuple(one.device_count for one in found if one is not None)
+        return self._amounts(self.wanted(workers, prefill_workers, state))
 
     def workers(self, state: State) -> tuple[Workers, Workers]:
         """The workers that answer, and those that prefill."""
@@ -263,8 +261,15 @@ class RevisionRun:
             *self._additions(step.workers, prefill=False),
             *self._additions(step.prefill_workers, prefill=True),
         )
+        changes = await asyncio.to_thread(self._on_nodes, changes)
         async with self._tools.open_actuator(self.name.endpoint) as actuator:
             self._judge(await actuator.apply_all(changes, DeviceLimits()))
+
+    def _on_nodes(self, changes: Sequence[AddWorker]) -> tuple[AddWorker, ...]:
+        """Those that may start now, each on the node that is decided for it. Blocks."""
+        amounts = self._amounts(changes)
+        nodes = self._tools.nodes(self.name.endpoint, amounts)
+        return tuple(replace(change, node=node) for change, node in zip(changes, nodes, strict=False))
 
     async def _renew(self, error: ModelChangedError) -> None:
         """Have another revision take over, with which all workers load the files that are there now, if these can be
@@ -293,12 +298,18 @@ class RevisionRun:
             return ()
         return (AddWorker(template.role, template.service, str(self.name)),) * max(0, number)
 
+    def _amounts(self, changes: Iterable[AddWorker]) -> tuple[float, ...]:
+        templates = {False: self._template(prefill=False), True: self._template(prefill=True)}
+        found = (templates[change.role == PREFILL_ROLE] for change in changes)
+        return tuple(one.device_count for one in found if one is not None)
+
     def _template(self, *, prefill: bool) -> ServiceTemplate | None:
         return None if self.launched is None else self.launched.template(prefill=prefill)
 
     def _judge(self, outcomes: Sequence[ActionOutcome]) -> None:
-        """Count a start in which every worker has failed. One without a name had no device: it was not tried."""
-        failed = [outcome for outcome in outcomes if not outcome.done and outcome.watcher is not None]
+        """Count a start in which every worker has failed. One without a name was not tried, as it had no device, unless
+        its node cannot run anything."""
+        failed = [one for one in outcomes if not one.done and (one.watcher is not None or one.node_failed)]
         if any(outcome.done for outcome in outcomes):
             self.try_again()
         if failed and all(outcome.unexplained for outcome in failed) and not self._repeated:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,6 +27,10 @@ class AskToPark(Protocol):
     async def __call__(self, revision: Revision, leases: Mapping[str, str], *, parked: bool) -> dict[str, NotDone]: ...
 
 
+def _anywhere(_: str, amounts: Sequence[float]) -> Sequence[str]:
+    return ("",) * len(amounts)
+
+
 @dataclass(frozen=True)
 class RevisionTools:
     """What revisions of one server are brought up and ended with.
@@ -36,9 +40,10 @@ class RevisionTools:
     requests again. `frontend_deadline_s`: the time that a frontend has to be ready for a revision that has a worker.
     `drain_s`: the time that requests have to finish which an order ends. `on_failure(revision, error)` is told of each
     start that has failed. `renew`: orders another revision with the same spec. `inventory`: the devices, with those
-    marked that are gone; blocks. `retry_s`: time until a step is tried again that could not be taken, or an end that
-    has failed. `members`: the presences of the server's processes, of which
-    `frontends` are to be frontends.
+    marked that are gone; blocks. `nodes(endpoint, amounts)`: the only node that each of its workers may start on that
+    takes these amounts, empty where any will do, as far as they may start now; blocks. `retry_s`: time until a step is
+    tried again that could not be taken, or an end that has failed. `members`: the presences of the server's processes,
+    of which `frontends` are to be frontends.
     """
 
     launcher: EndpointLauncher
@@ -59,4 +64,5 @@ class RevisionTools:
     retry_s: float = 1.0
     members: Callable[[], Collection[Presence]] = tuple
     frontends: int = 1
+    nodes: Callable[[str, Sequence[float]], Sequence[str]] = _anywhere
     clock: Callable[[], float] = time.monotonic

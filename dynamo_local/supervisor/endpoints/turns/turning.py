@@ -29,13 +29,14 @@ _AT_LEAST_S = 0.01
 @dataclass(frozen=True)
 class TurnPorts:
     """What turns are taken with. `runs`: all endpoints with workers of their own. `free`: what is left of each device
-    by the statefile; blocks. `ids`: of a worker's devices there. `publish`: write the board now. `record`: notes an
-    event."""
+    by the statefile; blocks. `ids`: of a worker's devices there. `node`: of such a device. `publish`: write the board
+    now. `record`: notes an event."""
 
     runs: Callable[[], Collection[EndpointRun]]
     read_state: Callable[[], State]
     free: Callable[[State], Room]
     ids: Callable[[Component], tuple[int, ...]]
+    node: Callable[[int], str]
     publish: Callable[[], Awaitable[None]]
     record: Callable[[Event], None]
     limits: Limits
@@ -64,16 +65,35 @@ class TurnKeeper:
     def most(self, endpoint: str, state: State, amounts: Sequence[float]) -> int:
         """How many workers that take these amounts the endpoint may start without devices that are kept for others.
         Blocks."""
-        kept = self.turns.reserved_for_others(endpoint)
-        if not kept:
+        if not self.turns.reserved_for_others(endpoint):
             return len(amounts)
-        room = {**self._ports.free(state), **dict.fromkeys(kept, 0.0)}
-        for number, amount in enumerate(amounts):
-            found = placed(room, [amount])
+        return len(self._devices(endpoint, state, amounts))
+
+    def nodes(self, endpoint: str, state: State, amounts: Sequence[float]) -> tuple[str, ...]:
+        """The only node that each worker of the endpoint may start on that takes these amounts; empty where any will
+        do, since no turn is under way. Fewer, if the others are not to start now. Blocks."""
+        if not self.turns.reserved:
+            return ("",) * len(amounts)
+        found = tuple(self._ports.node(ids[0]) for ids in self._devices(endpoint, state, amounts))
+        others = () if self.turns.reserved_for_others(endpoint) else ("",) * (len(amounts) - len(found))
+        return (*found, *others)
+
+    def _devices(self, endpoint: str, state: State, amounts: Sequence[float]) -> list[tuple[int, ...]]:
+        """The devices of each of the workers that take these amounts: those that are kept for the endpoint come first,
+        and none that is kept for another one is among them. Stops at the first that does not fit. Blocks."""
+        mine = self.turns.reserved.get(endpoint, ())
+        room: Room = {
+            **self._ports.free(state),
+            **dict.fromkeys(self.turns.reserved_for_others(endpoint), 0.0),
+        }
+        devices: list[tuple[int, ...]] = []
+        for amount in amounts:
+            found = placed({one: room[one] for one in mine if one in room}, [amount]) or placed(room, [amount])
             if found is None:
-                return number
+                break
             room = less(room, found[0], share_of(amount))
-        return len(amounts)
+            devices.append(found[0])
+        return devices
 
     async def run(self) -> None:
         """Decide whenever something may have changed, until cancelled."""

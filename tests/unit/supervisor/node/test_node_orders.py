@@ -103,10 +103,23 @@ def test_the_graph_of_a_revision_is_learned(tmp_path: Path) -> None:
     watcher = Watcher("dynamo", "VllmWorker", 0, "chat@2")
     with pytest.raises(UsageError, match="VllmWorker"):
         found.plan(asked(watcher))
-    found.learn("chat@2", graph().to_json())
+    found.learn("chat@2", graph().to_json(), ())
     assert found.plan(asked(watcher)).watcher == watcher
     with pytest.raises(DecodeError):
-        found.learn("chat@3", b"{}")
+        found.learn("chat@3", b"{}", ())
+
+
+def test_revisions_without_workers_are_forgotten_with_the_next_one(tmp_path: Path) -> None:
+    found = plans(tmp_path)
+    for revision in ("chat@1", "code@1", "chat@2"):
+        found.learn(revision, graph().to_json(), {"code@1"})
+    assert found.blueprint.revisions() == {"code@1", "chat@2"}
+    assert [found.paths.graph_of(revision).exists() for revision in ("chat@1", "code@1", "chat@2")] == [
+        False,
+        True,
+        True,
+    ]
+    assert found.plan(asked()).watcher == WATCHER
 
 
 def test_what_a_cluster_sets_for_its_own_processes_is_not_for_workers() -> None:

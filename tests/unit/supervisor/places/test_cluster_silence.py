@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from dynamo_local.core.errors import SilentNodeError, SupervisorError, UsageError
+from dynamo_local.core.errors import SilentNodeError, StateError, SupervisorError, UsageError
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.ports import Ports
@@ -76,9 +76,11 @@ async def test_a_silent_node_server_whose_workers_are_heard_is_not_ended_for_ano
         await site.places.reserve(worker(2), ONE)
     assert site.ended == []
     assert len(site.cluster.reserved) == 2
+    # The next one goes elsewhere, as long as there is room.
+    assert (await site.places.reserve(worker(2), ONE)).node != node
     site.heard.clear()
     site.miss(node, 3 + 1)
-    assert (await site.places.reserve(worker(2), ONE)).node == node
+    assert (await site.places.reserve(worker(3), ONE)).node == node
     assert site.ended == [node]
 
 
@@ -147,9 +149,12 @@ async def test_what_is_left_on_a_silent_node_is_no_reason_to_change_nothing_else
         await actuator.reconcile()
 
 
-async def test_what_a_node_cannot_run_is_a_start_that_has_failed_and_leaves_nothing(site: ClusterInMemory) -> None:
+@pytest.mark.parametrize("kind", [UsageError, StateError])
+async def test_what_a_node_cannot_run_is_a_start_that_has_failed_and_leaves_nothing(
+    site: ClusterInMemory, kind: type[UsageError | StateError]
+) -> None:
     """An endpoint counts it, and says why. What was not tried for want of a device is only tried again."""
-    site.refusal = UsageError("node a has no /models/x", "have it there")
+    site.refusal = kind("node a has no /models/x", "have it there")
     (outcome,) = await actuator_of(site).apply_all([AddWorker("decode", "VllmWorker")], DeviceLimits())
     name = str(worker(0))
     assert (outcome.done, outcome.watcher) == (False, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import pytest
 
@@ -33,8 +33,8 @@ async def test_what_is_reserved_and_not_claimed_yet_is_known_while_it_is_being_m
     seen: list[list[tuple[str, float]]] = []
 
     class SlowCluster(MemoryCluster):
-        async def reserve(self, name: str, need: Need) -> Slot:
-            slot = await super().reserve(name, need)
+        async def reserve(self, name: str, need: Need, avoid: Collection[str] = ()) -> Slot:
+            slot = await super().reserve(name, need, avoid)
             seen.append(slots.unclaimed((), await slots.all()))
             return slot
 

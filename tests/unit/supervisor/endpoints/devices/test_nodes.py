@@ -106,6 +106,16 @@ def test_ids_stay_the_same_when_nodes_come_and_go() -> None:
     assert len(devices.free(state)) == 1
 
 
+def test_devices_know_their_node_and_those_of_a_node_that_runs_nothing_are_not_free() -> None:
+    rooms = {"a": NodeRoom(1), "b": NodeRoom(2)}
+    devices = nodes_of(rooms)
+    assert [devices.node(device) for device in devices.free(state_with())] == ["a", "b", "b"]
+    rooms["a"] = NodeRoom(1, is_failing=True)
+    assert [devices.node(device) for device in devices.free(state_with())] == ["b", "b"]
+    # If there is no other, it is tried there again.
+    assert wanted(state_with(), devices, 3) == Room(3)
+
+
 def test_nodes_that_several_threads_see_first_have_ids_of_their_own() -> None:
     both = Barrier(2, timeout=60)
 
