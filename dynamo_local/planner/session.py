@@ -35,6 +35,7 @@ from dynamo_local.tasks import TaskGuard, unless
 from state.devices.holding import held
 from state.locks import LockTimeoutError
 from state.paths import StatePaths
+from state.record import read_record
 from state.statefile.model import State
 from state.statefile.store import StateStore
 from state.statefile.transitions import taken
@@ -58,8 +59,9 @@ class PlannerSession:
     watcher: str = ""
 
     async def run(self, bus: Bus, tasks: TaskGuard) -> None:
-        """Plan until cancelled. Side tasks are spawned in `tasks`. A service waits for the server's blueprint, and for
-        another acting planner to end; for `dynamo planner` both are errors.
+        """Plan until cancelled. Side tasks are spawned in `tasks`. A service waits until all of the server has been
+        ready once, and for another acting planner to end. For `dynamo planner` that is an error, as is a server whose
+        workers cannot be changed yet.
 
         Raises NotRunningError when the server has ended; without `watcher` also UsageError, SupervisorError, and
         ConfigError if the running workers hold more devices than the budget has.
@@ -127,11 +129,20 @@ class PlannerSession:
     async def _blueprint(self) -> Blueprint:
         while True:
             try:
-                return await asyncio.to_thread(Blueprint.read, self.paths)
+                blueprint = await asyncio.to_thread(Blueprint.read, self.paths)
             except SupervisorError:
                 if not self.watcher:
                     raise
+            else:
+                if not self.watcher or await asyncio.to_thread(self._is_up):
+                    return blueprint
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _is_up(self) -> bool:
+        """Whether all of the server has been ready once. Before, its first workers may not have come: others would be
+        added in their place, and one that was removed would be waited for."""
+        record = read_record(self.paths)
+        return record is not None and record.phase == "running"
 
     @asynccontextmanager
     async def _only_one(self, lock: Path, busy: Callable[[LockTimeoutError, bool], None]) -> AsyncIterator[None]:

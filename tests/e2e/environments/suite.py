@@ -8,10 +8,9 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ import openai
 
 from dynamo_local.core.messages.presence import Presence
 from state.machine.processes import start_time
-from tests.e2e.llm_server import COMMAND, PATIENCE_S, LlmServer
+from tests.e2e.llm_server import PATIENCE_S, LlmServer
 from tests.e2e.streams import streamed_text
 from tests.integration.server_process import eventually
 
@@ -36,14 +35,14 @@ Told = dict[str, str]
 class EnvironmentServer(LlmServer):
     """The example graph with a router, its workers where the options say."""
 
-    def __init__(self, root: Path, namespace: str, *options: str) -> None:
+    def __init__(self, root: Path, namespace: str, *options: str, workers: int = WORKERS) -> None:
         graph = ["examples.llm.graphs.agg_router:Frontend", "--Frontend.model=random"]
-        workers = [
+        mockers = [
             "--VllmWorker.engine=mocker",
             "--VllmWorker.mocker-step-base-ms=15",
-            f"--VllmWorker.ServiceArgs.workers={WORKERS}",
+            f"--VllmWorker.ServiceArgs.workers={workers}",
         ]
-        super().__init__(root, namespace, [*graph, *workers, *options])
+        super().__init__(root, namespace, [*graph, *mockers, *options])
 
     def workers(self, number: int) -> dict[str, tuple[int, str]]:
         """Pids and nodes of the workers, by watcher, once so many are ready. As `ps` has them, without the start of a
@@ -65,37 +64,45 @@ class EnvironmentServer(LlmServer):
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=PATIENCE_S, max_retries=0)
 
-    def told(self, disturb: Callable[[], object] = lambda: None, tokens: int = TOKENS) -> Told:
+    def told(
+        self, disturb: Callable[[], object] = lambda: None, tokens: int = TOKENS, prompts: Sequence[str] = PROMPTS
+    ) -> Told:
         """Answers that are streamed at the same time. `disturb` is called once all have begun."""
-        with self.client() as client, ThreadPoolExecutor(len(PROMPTS)) as pool:
-            begun = {prompt: threading.Event() for prompt in PROMPTS}
+        with self.client() as client, ThreadPoolExecutor(len(prompts)) as pool:
+            begun = {prompt: threading.Event() for prompt in prompts}
             streams = {
                 prompt: pool.submit(streamed_text, client, prompt, tokens, begun[prompt], temperature=0)
-                for prompt in PROMPTS
+                for prompt in prompts
             }
             for event in begun.values():
                 assert event.wait(PATIENCE_S)
             disturb()
             return {prompt: stream.result() for prompt, stream in streams.items()}
 
-    @contextmanager
-    def planner(self, *options: str) -> Iterator[None]:
-        """A planner that acts, by hand: that of the graph only observes."""
-        process = subprocess.Popen(
-            [*COMMAND, "planner", "--namespace", self.paths.namespace, *options],
-            env=dict(self.environ),
-            stdout=subprocess.DEVNULL,
-        )
-        try:
-            yield
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(PATIENCE_S)
+
+@contextmanager
+def planned(root: Path, *where: str) -> Iterator[EnvironmentServer]:
+    """A server with one worker, and with a planner that adds and removes workers."""
+    planner = {
+        "no-operation": "false",
+        "policy": "concurrency",
+        "requests-per-worker": 6,
+        "concurrency-window": 2,
+        "adjustment-interval": 1,
+        "metric-pulling-interval": 0.25,
+    }
+    options = [f"--Planner.{key}={value}" for key, value in planner.items()]
+    with EnvironmentServer(root, "planned", *where, *options, workers=1) as server:
+        server.await_ready()
+        yield server
+        server.signal(signal.SIGTERM)
+        assert server.end() == 0, server.output
+        server.assert_nothing_left()
 
 
 class Suite:
-    """What holds in each environment. Subclasses are collected, with a fixture `server`, and `undisturbed`: the answers
-    of a server that nobody disturbs."""
+    """What holds in each environment. Subclasses are collected, with fixtures `server`, `undisturbed`: the answers of a
+    server that nobody disturbs, and `where`: options that say where workers live."""
 
     def test_workers_are_ready(self, server: EnvironmentServer, undisturbed: Told) -> None:
         assert len(server.workers(WORKERS)) == WORKERS
@@ -125,22 +132,21 @@ class Suite:
         assert server.told(lambda: server.command("drain", drained)) == undisturbed
         assert drained not in server.workers(WORKERS - 1)
 
-    def test_the_planner_adds_workers_for_the_load_and_removes_them_after_it(
-        self, server: EnvironmentServer, undisturbed: Told
+    def test_the_planner_of_a_graph_adds_workers_for_the_load_and_removes_them_after_it(
+        self, where: list[str], undisturbed: Told, tmp_path: Path
     ) -> None:
-        server.command("scale", "VllmWorker=1")
-        options = [
-            "--policy=concurrency",
-            "--requests-per-worker=6",
-            "--concurrency-window=2",
-            "--adjustment-interval=1",
-            "--metric-pulling-interval=0.25",
-        ]
-        with server.planner(*options):
+        with planned(tmp_path / "planned", *where) as server:
+            # It has changed nothing while the server started.
+            assert list(server.workers(1)) == ["planned_VllmWorker"]
             until = time.monotonic() + PATIENCE_S
             while server.claimed() < 2:
                 assert time.monotonic() < until, "the planner adds no worker"
                 assert server.told() == undisturbed
-            eventually(lambda: server.claimed() == 1, "the planner removes no worker", PATIENCE_S)
-        server.command("scale", f"VllmWorker={WORKERS}")
-        server.workers(WORKERS)
+
+            def shrinks() -> None:
+                eventually(lambda: server.claimed() == 1, "the planner removes no worker", PATIENCE_S)
+
+            few = server.told(shrinks, 4 * TOKENS, PROMPTS[:4])
+            assert all(text.startswith(undisturbed[prompt]) for prompt, text in few.items())
+            # What was on a worker that was removed went on elsewhere.
+            assert "(its worker drains)" in server.command("events", "-n", "1000")

@@ -42,9 +42,14 @@ def cluster(own_servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture(scope="module")
-def server(cluster: Raylets, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvironmentServer]:
+def where(cluster: Raylets) -> list[str]:
+    return ["--environment=ray", f"--address={cluster.address}"]
+
+
+@pytest.fixture(scope="module")
+def server(where: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvironmentServer]:
     root = tmp_path_factory.mktemp("far") / "state"
-    with EnvironmentServer(root, NAMESPACE, "--environment=ray", f"--address={cluster.address}") as server:
+    with EnvironmentServer(root, NAMESPACE, *where) as server:
         server.await_ready()
         yield server
         server.signal(signal.SIGTERM)

@@ -41,6 +41,7 @@ from dynamo_local.tasks import TaskGuard
 from state.devices.allocation import Device, Inventory
 from state.files import replace_file
 from state.paths import StatePaths
+from state.record import ServerRecord, write_record
 from state.statefile.model import Owner
 from state.statefile.store import StateStore
 from state.statefile.transitions import claim, new_state
@@ -81,6 +82,7 @@ class FakeServer:
         slots = tuple(Device(number, "cpu-slot", "slot") for number in range(8))
         inventory = Inventory("cpu-slot", slots, exclusive=False)
         Blueprint("pipe", "/", inventory, (), 60.0, 60.0).write(self.paths.blueprint_file)
+        write_record(self.paths, ServerRecord("running"))
         self.show()
         await self.bus.serve(self.subjects.endpoints, EndpointOrder, self.on_order)
 
@@ -193,6 +195,19 @@ async def test_workers_are_ordered_at_once_and_given_back_after_the_window(
     assert (first["endpoint"], first["outcome"]) == ("chat", {"done": True, "note": ""})
     assert "at most 22 requests in flight" in str(first["text"])
     assert "chat: 1 worker instead of 6" in str(second["text"])
+
+
+async def test_nothing_is_changed_before_all_of_the_server_has_been_ready(server: FakeServer) -> None:
+    write_record(server.paths, ServerRecord("starting"))
+    planning = Planning(server)
+    await planning.start()
+    for _ in range(50):
+        await beat(server, 22)
+        await asyncio.sleep(0.02)
+    assert (server.orders, planning.lines) == ([], [])
+    write_record(server.paths, ServerRecord("running"))
+    await until_beating(server, 22, lambda: server.orders)
+    assert await planning.tasks.close() == []
 
 
 async def test_jobs_in_the_prefill_queue_of_an_endpoint_bring_prefill_workers(
