@@ -113,8 +113,9 @@ class _ServeCommand(click.Command):
 @click.option(
     "--kv-network",
     metavar="CIDR",
-    help="Network, as 10.1.2.0/24, that you declare closed: workers with an address in it read KV from each other "
-    "between machines, without authentication or encryption. [default: such KV is computed anew]",
+    help="Network, as 10.1.2.0/24, that you declare closed: workers with an address in it, those of endpoints too, "
+    "read KV from each other between machines, without authentication or encryption. "
+    "[default: such KV is computed anew]",
 )
 @click.option(
     "--environment",
@@ -214,7 +215,6 @@ def serve(
     from dynamo_local.cli.serving.wishes import Wishes
     from dynamo_local.cli.working_folder import leave_unusable_folder
     from dynamo_local.engine.vllm.command_line import parse
-    from dynamo_local.sdk.config.flags import kv_network_flag
     from dynamo_local.supervisor.server.settings import ServerSettings
 
     left = leave_unusable_folder()
@@ -249,7 +249,7 @@ def serve(
         forget=forget,
         environment=options["environment"],
         cluster_address=options["address"],
-        flags=(*serving.flags, *kv_network_flag(options["kv_network"])),
+        kv_network=options["kv_network"],
     )
     if mode is not Mode.START:
         click.echo(serving.described(host, port, mode, as_json=options["as_json"]))

@@ -35,14 +35,16 @@ _SIZES = (_TENSOR_PARALLEL, "pipeline-parallel-size", "prefill-context-parallel-
 @dataclass(frozen=True)
 class EndpointToolMaker:
     """Makes the tools for the endpoints of one server (launch.MakeTools). `machine`: as it was before the first of
-    their workers: what each gets of its memory goes by devices, and does not depend on which others run."""
+    their workers: what each gets of its memory goes by devices, and does not depend on which others run. `flags`: for
+    the workers of all of them, unless an endpoint has its own."""
 
     machine: Machine
+    flags: tuple[Flag, ...] = ()
 
     @classmethod
-    def at_start(cls, inventory: Inventory) -> EndpointToolMaker:
+    def at_start(cls, inventory: Inventory, flags: tuple[Flag, ...] = ()) -> EndpointToolMaker:
         """With the memory that is free now."""
-        return cls(machine_of(inventory, len(inventory.devices)))
+        return cls(machine_of(inventory, len(inventory.devices)), flags)
 
     def __call__(self, spec: EndpointSpec, inventory: Inventory, report: Report) -> ModelTools:
         """The tools for one endpoint's model. Raises UsageError for arguments that no service takes."""
@@ -54,7 +56,8 @@ class EndpointToolMaker:
             planner=spec.most_workers > spec.least_awake,
         )
         chooser = ModelChooser(source.facts, wishes, sized=True, machine=self.machine)
-        return ModelTools(tuple(_flags(spec)), tuple(_overrides(spec)), chooser, source.named, source.obtain)
+        flags = (*(flag for flag in self.flags if flag.path[0] not in spec.args), *_flags(spec))
+        return ModelTools(flags, tuple(_overrides(spec)), chooser, source.named, source.obtain)
 
 
 def check_settings(spec: EndpointSpec) -> None:

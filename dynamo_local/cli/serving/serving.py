@@ -23,9 +23,10 @@ from dynamo_local.core.errors import ConfigError, UsageError
 from dynamo_local.core.fleet.view import AGGREGATED_ROLE
 from dynamo_local.core.sizing.machine import counted
 from dynamo_local.engine.vllm.command_line import CommandLine
-from dynamo_local.sdk.config.flags import Flag
+from dynamo_local.sdk.config.flags import Flag, kv_network_flag
 from dynamo_local.supervisor.endpoints.start import endpoint_controller
 from dynamo_local.supervisor.places.environments import LOCAL
+from dynamo_local.supervisor.server.launch.kv_networks import check_kv_network
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.listening import claim_address
 from dynamo_local.supervisor.server.launch.machine_room import check_room
@@ -73,6 +74,7 @@ class Serving:
     forget: bool = False
     environment: str = LOCAL
     cluster_address: str | None = None
+    kv_network: str | None = None
 
     @classmethod
     def of(cls, line: CommandLine, wishes: Wishes, model: str | None, *, alone: bool = False) -> Serving:
@@ -141,11 +143,12 @@ class Serving:
         check_room(launch.paths.root, launch.own_templates, launch.inventory.kind)
         for line in (*_notes(launch), *self._chosen_lines(launch, chooser)):
             report.step(line)
-        tools = EndpointToolMaker.at_start(launch.probed)
+        tools = EndpointToolMaker.at_start(launch.probed, kv_network_flag(self.kv_network))
         serve(launch, settings, report, endpoint_controller(tools, forks=self.forkserver))
 
     def _request(self) -> ServeRequest:
         self._check_endpoints()
+        check_kv_network(self.kv_network, here=self.environment == LOCAL)
         graph = graph_of(self.target, self.wishes)
         return ServeRequest(
             graph,
@@ -158,7 +161,8 @@ class Serving:
             self.bus_host,
             self.cpu_slots,
             self.forkserver,
-            self.flags,
+            # Where endpoints are all that is served, it is for their workers alone.
+            self.flags if self._of_endpoints else (*self.flags, *kv_network_flag(self.kv_network)),
             self.endpoints,
             self.forget,
             self.environment,

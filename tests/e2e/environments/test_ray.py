@@ -47,7 +47,7 @@ def where(cluster: Raylets) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def server(where: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvironmentServer]:
+def server(cluster: Raylets, where: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvironmentServer]:
     root = tmp_path_factory.mktemp("far") / "state"
     with EnvironmentServer(root, NAMESPACE, *where) as server:
         server.await_ready()

@@ -21,6 +21,7 @@ from dynamo_local.sdk.config.flags import Flag
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.sdk.graph import Graph, load_graph
 from dynamo_local.supervisor.endpoints.revisions.model_files import files_of, with_files
+from dynamo_local.supervisor.server.launch.kv_networks import check_kv_networks
 from dynamo_local.supervisor.server.launch.machine_room import check_memory_for_wake, check_room_for_workers
 from dynamo_local.supervisor.server.launch.models import Obtain, with_models, without_downloads_for_mockers
 from dynamo_local.supervisor.server.launch.plan import revision_templates
@@ -117,6 +118,7 @@ class EndpointLauncher:
         resolved = self._resolve(graph, spec, tools, chosen)
         resolved = with_named_models(graph, resolved, tools.named)
         resolved = with_models(graph, resolved, tools.obtain, on_cpu=self.inventory.kind == "cpu-slot")
+        check_kv_networks(resolved, here=self.is_here)
         files = files_of(resolved) if self.is_here else {}
         resolved = with_files(resolved, files)
         templates = revision_templates(resolved, str(revision), self.root)

@@ -12,14 +12,19 @@ _KEY = "kv-network"
 
 
 def check_kv_networks(graph: ResolvedGraph, *, here: bool) -> None:
-    """Raise UsageError for what is no network, and, if the workers are `here`, for one that this machine is not in."""
+    """As `check_kv_network`, for the settings of all services."""
     for cidr in sorted({str(service.config[_KEY]) for service in graph.services if service.config.get(_KEY)}):
-        network = _parsed(cidr)
-        if here and interface_in(network) is None:
-            known = ", ".join(f"{address} ({name})" for name, address in interfaces().items())
-            raise UsageError(
-                f"--{_KEY}: no interface of this machine has its address in {network}", f"it has {known or 'none'}"
-            )
+        check_kv_network(cidr, here=here)
+
+
+def check_kv_network(cidr: str | None, *, here: bool) -> None:
+    """Raise UsageError for what is no network, and, if the workers are `here`, for one that this machine is not in."""
+    network = _parsed(cidr) if cidr else None
+    if here and network is not None and interface_in(network) is None:
+        known = ", ".join(f"{address} ({name})" for name, address in interfaces().items())
+        raise UsageError(
+            f"--{_KEY}: no interface of this machine has its address in {network}", f"it has {known or 'none'}"
+        )
 
 
 def _parsed(cidr: str) -> IPv4Network:

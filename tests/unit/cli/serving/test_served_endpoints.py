@@ -237,9 +237,11 @@ def test_on_a_cluster_the_nodes_have_the_devices(
 ) -> None:
     # More than this machine has.
     config = file("endpoints: [{name: chat, model: ./mine, min_workers: 5}]")
-    plan = dry_run("-f", config, "--environment", "ray")
+    plan = dry_run("-f", config, "--environment", "ray", "--kv-network", "10.1.2.0/24")
     config_of = {service["name"]: service["config"] for service in plan["graph"]["services"]}
     assert config_of["Planner"]["max-gpu-budget"] > 1000
+    assert run(["serve", "-f", config, "--environment", "ray", "--kv-network", "10.1.2.1/24", "--dry-run"]) == 2
+    assert "--kv-network: '10.1.2.1/24' is no IPv4 network" in capsys.readouterr().err
     store(paths, "chat")
     adapter = file("endpoints: [{name: fr, model: ./mine, adapter_of: chat}]")
     assert run(["serve", "-f", adapter, "--environment", "ray", "--dry-run"]) == 2
