@@ -36,6 +36,8 @@ HTTP_PORT_ENV = "DYN_HTTP_PORT"
 """Set by the server in the root service's process: port that the API listens on."""
 
 LOCAL_NODE = "local"
+_NODE_SHOWN = 12
+"""Characters of a node's name that tell it from others: those of Ray have 56."""
 """The node of a graph whose processes are all on one machine."""
 
 _NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
@@ -148,6 +150,11 @@ def parse_watcher(name: str) -> Watcher:
     if match is None:
         raise ConfigError(f"{name!r} is not a watcher's name", "expected NAMESPACE_Service or NAMESPACE_Service_N")
     return Watcher(match["namespace"], match["service"], int(match["index"] or 0), match["revision"] or "")
+
+
+def shown_node(node: str) -> str:
+    """As much of a node's name as people need."""
+    return node[:_NODE_SHOWN]
 
 
 def short_watcher(name: str) -> str:

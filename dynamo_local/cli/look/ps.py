@@ -9,7 +9,7 @@ import click
 
 from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
 from dynamo_local.cli.output.console import table
-from dynamo_local.core.names import short_watcher
+from dynamo_local.core.names import short_watcher, shown_node
 from dynamo_local.core.shares import shown_devices
 
 if TYPE_CHECKING:
@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from dynamo_local.supervisor.admin.status import Row
 
 _HEADERS = ("WATCHER", "ENDPOINT", "COMPONENT", "ROLE", "NODE", "PID", "DEVICES", "STATE", "DETAIL")
-
-
-_NODE_SHOWN = 12
-"""Characters of a node's name that tell it from others: those of Ray have 56."""
 
 
 @click.command()
@@ -71,7 +67,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.endpoint or "-",
         row.component,
         row.role,
-        row.node[:_NODE_SHOWN],
+        shown_node(row.node),
         "-" if row.pid is None else str(row.pid),
         shown_devices(row.devices, row.share) or "-",
         row.state,

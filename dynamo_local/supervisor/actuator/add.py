@@ -157,8 +157,8 @@ class WorkerAddition:
             self.ports.check_changeable()
             # The statefile before circus: a process that dies between the two is then seen as dead.
             state = await self.ports.read()
-            ended = _ended(watcher, await self.ports.places.statuses())
-            lease = state.components[watcher].lease
+            entry = state.components[watcher]
+            ended, lease = _ended(watcher, entry.node, await self.ports.places.statuses()), entry.lease
             if ended is None and lease is not None and self.ports.fleet.is_ready(lease):
                 return None
             if ended is not None:
@@ -210,8 +210,8 @@ def check_budget(state: State, template: ServiceTemplate, limits: DeviceLimits) 
         )
 
 
-def _ended(watcher: str, statuses: Mapping[str, Status]) -> str | None:
+def _ended(watcher: str, node: str, statuses: Mapping[str, Status]) -> str | None:
     """The reason why the worker will not become ready, as far as its place knows; None if its process runs, or may."""
     if watcher not in statuses:
-        return "it was never started"
+        return "it was never started" if node == LOCAL_NODE else f"nothing of it runs on node {node}"
     return _ENDED if statuses[watcher] == "stopped" else None

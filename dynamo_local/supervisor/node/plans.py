@@ -71,6 +71,7 @@ def _without(blueprint: Blueprint, revisions: Iterable[str]) -> Blueprint:
 
 
 def forkserver_of(graph: ResolvedGraph, inventory: Inventory, root: Path) -> WatcherPlan | None:
-    """Plan the fork server of a node: for the graph's workers alone."""
+    """Plan the fork server of a node: for the graph's workers alone. Where it has none, those of endpoints live there,
+    which need what its frontend does."""
     workers = {service.name for service in graph.services if service.role in ENGINE_ROLES}
-    return plan_forkserver(graph, inventory, root, workers)
+    return plan_forkserver(graph, inventory, root, workers or {service.name for service in graph.services})

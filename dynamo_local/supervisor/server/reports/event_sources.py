@@ -15,6 +15,7 @@ from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.names import LOCAL_NODE, shown_node
 from dynamo_local.core.request.told import told_id
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.server.reports.event_log import EventLog
@@ -125,25 +126,27 @@ class DeviceEvents:
 
     def __init__(self, record: Record) -> None:
         self._record = record
-        self._claimed: dict[str, Resources] = {}
+        self._claimed: dict[str, tuple[str, Resources]] = {}
+        """Nodes and what is held there, by watcher."""
 
     def on_state(self, state: State) -> None:
         """Compare the claims with those of the previous call."""
-        claimed = {name: component.resources for name, component in state.components.items() if component.devices}
+        claimed = {name: (entry.node, entry.resources) for name, entry in state.components.items() if entry.devices}
         for name in sorted(self._claimed.keys() | claimed.keys()):
             before, after = self._claimed.get(name), claimed.get(name)
             if before != after and before is not None:
-                self._record(_devices(state, name, "freed", before))
+                self._record(_devices(state, name, "freed", *before))
             if before != after and after is not None:
-                self._record(_devices(state, name, "claimed", after))
+                self._record(_devices(state, name, "claimed", *after))
         self._claimed = claimed
 
 
-def _devices(state: State, watcher: str, what: str, held: Resources) -> Event:
+def _devices(state: State, watcher: str, what: str, node: str, held: Resources) -> Event:
     devices = held.allocated_gpus or ()
     part = "" if held.share == 1 else f"{held.share:g} of "
     named = f"{noun(state.device_kind, len(devices))} {', '.join(map(str, devices))}"
-    return Event("device", f"{what} {part}{named}", watcher=watcher, devices=devices)
+    where = "" if node == LOCAL_NODE else f" of node {shown_node(node)}"
+    return Event("device", f"{what} {part}{named}{where}", watcher=watcher, devices=devices)
 
 
 def _of(presence: Presence, kind: str, what: str, why: str = "") -> Event:

@@ -14,7 +14,7 @@ from dynamo_local.core.names import Watcher
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.node.agent import without_cluster
 from dynamo_local.supervisor.node.order import NodeOrder, installed_versions
-from dynamo_local.supervisor.node.plans import NodePlans
+from dynamo_local.supervisor.node.plans import NodePlans, forkserver_of
 from dynamo_local.supervisor.node.silence import REPLACED_S, HeadSilence, gone
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
 from dynamo_local.supervisor.server.launch.plan import revision_templates
@@ -120,6 +120,20 @@ def test_revisions_without_workers_are_forgotten_with_the_next_one(tmp_path: Pat
         True,
     ]
     assert found.plan(asked()).watcher == WATCHER
+
+
+def test_a_node_has_a_fork_server_for_workers_of_the_graph_or_else_of_endpoints() -> None:
+    def preloading(*pairs: tuple[str, str, str]) -> ResolvedGraph:
+        services = (msgspec.structs.replace(service(name, role), preload=preload) for name, role, preload in pairs)
+        return ResolvedGraph("graph:Frontend", "dynamo", tuple(services))
+
+    frontend = ("Frontend", "frontend", "of.frontends")
+    with_workers = forkserver_of(preloading(frontend, ("VllmWorker", "decode", "of.workers")), SLOTS, Path("/s"))
+    assert with_workers is not None
+    assert with_workers.argv[-1:] == ("of.workers",)
+    alone = forkserver_of(preloading(frontend), SLOTS, Path("/s"))
+    assert alone is not None
+    assert alone.argv[-1:] == ("of.frontends",)
 
 
 def test_what_a_cluster_sets_for_its_own_processes_is_not_for_workers() -> None:

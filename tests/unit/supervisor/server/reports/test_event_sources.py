@@ -116,6 +116,21 @@ def test_devices_are_claimed_and_freed() -> None:
     ]
 
 
+def test_devices_of_nodes_are_claimed_and_freed_there() -> None:
+    events: list[Event] = []
+    source = DeviceEvents(events.append)
+    there = state(W=(0,))
+    for node in ("a" * 56, "b"):
+        entry = replace(there.components["ns_W"], node=node)
+        source.on_state(replace(there, components={"ns_W": entry}))
+    # Lost with one node, and added on another one.
+    assert [event.what for event in events] == [
+        f"claimed CPU slot 0 of node {'a' * 12}",
+        f"freed CPU slot 0 of node {'a' * 12}",
+        "claimed CPU slot 0 of node b",
+    ]
+
+
 def test_the_life_of_a_server_is_recorded(tmp_path: Path) -> None:
     paths = StatePaths(tmp_path, "ns")
     paths.logs_dir.mkdir()
