@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, suppress
+import math
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -17,12 +20,21 @@ if TYPE_CHECKING:
     from dynamo_local.supervisor.places.far import FarPlaces
 
 
+_ASK_AGAIN_S = 5.0
+"""Time until a node is asked again that did not answer: it is waited for 2 s, and its other logs wait too."""
+
+
 class FarLogs:
     """The logs of a server's processes on other nodes; none where there are no others, or no server. Use as a context
-    manager. Each method blocks until the node has answered."""
+    manager. Each method blocks until the node has answered. `clock`: seconds."""
 
-    def __init__(self, paths: StatePaths) -> None:
+    def __init__(self, paths: StatePaths, clock: Callable[[], float] = time.monotonic) -> None:
         self._paths = paths
+        self._clock = clock
+        self._nodes: dict[str, str] = {}
+        """By watcher."""
+        self._silent: dict[str, float] = {}
+        """When nodes were asked last, of those that did not answer."""
         self._runner = asyncio.Runner()
         self._stack = AsyncExitStack()
         self._places: FarPlaces | None = None
@@ -44,6 +56,7 @@ class FarLogs:
         except (NotRunningError, StateError):
             return ()
         far = [entry for entry in state.components.values() if entry.holds and entry.node != state.node]
+        self._nodes |= {entry.watcher_name: entry.node for entry in far}
         return tuple(
             entry.watcher_name
             for entry in far
@@ -55,10 +68,18 @@ class FarLogs:
         return FarFollower(self, watcher)
 
     def read(self, watcher: str, lines: int, after: int | None) -> tuple[tuple[str, ...], int | None]:
-        """Lines, and the offset after them; none, and `after`, of a node that does not answer."""
-        with suppress(BusError, SupervisorError):
-            return self._runner.run(self._read(watcher, lines, after))
-        return (), after
+        """Lines, and the offset after them; none, and `after`, of a node that does not answer. The next one of such a
+        node is not waited for."""
+        node = self._nodes.get(watcher, "")
+        if self._clock() - self._silent.get(node, -math.inf) < _ASK_AGAIN_S:
+            return (), after
+        try:
+            found = self._runner.run(self._read(watcher, lines, after))
+        except (BusError, SupervisorError):
+            self._silent[node] = self._clock()
+            return (), after
+        self._silent.pop(node, None)
+        return found
 
     async def _read(self, watcher: str, lines: int, after: int | None) -> tuple[tuple[str, ...], int]:
         if self._places is None:

@@ -13,11 +13,14 @@ class Silent(FarLogs):
     """The log of a node that answers or not."""
 
     def __init__(self, root: Path) -> None:
-        super().__init__(StatePaths(root, "far"))
+        self.now = 0.0
+        super().__init__(StatePaths(root, "far"), lambda: self.now)
+        self.asked: list[str] = []
         self.lines = [f"line {number}" for number in range(9)]
         self.answers = True
 
     async def _read(self, watcher: str, lines: int, after: int | None) -> tuple[tuple[str, ...], int]:
+        self.asked.append(watcher)
         if not self.answers:
             raise SilentNodeError("node a does not answer")
         return tuple(self.lines[after or 0 :][-lines:]), len(self.lines)
@@ -28,16 +31,31 @@ def test_a_log_whose_node_did_not_answer_is_not_shown_from_its_beginning(tmp_pat
         follower = logs.follower("far_VllmWorker")
         logs.answers = False
         assert follower.last_lines(2) == []
+        logs.now += 5
         assert follower.new_lines() == []
         logs.answers = True
+        logs.now += 5
         assert follower.new_lines() == ["line 7", "line 8"]
         logs.answers = False
         assert follower.new_lines() == []
         logs.lines.append("line 9")
         logs.answers = True
+        logs.now += 5
         assert follower.new_lines() == ["line 9"]
 
 
 def test_a_log_that_begins_meanwhile_is_shown_from_its_beginning(tmp_path: Path) -> None:
     with Silent(tmp_path) as logs:
         assert logs.follower("far_VllmWorker").new_lines() == logs.lines
+
+
+def test_a_silent_node_is_waited_for_once_and_not_for_each_of_its_logs(tmp_path: Path) -> None:
+    with Silent(tmp_path) as logs:
+        logs._nodes = {"far_VllmWorker": "a", "far_VllmWorker_1": "a", "far_VllmWorker_2": "b"}
+        logs.answers = False
+        for watcher in logs._nodes:
+            assert logs.read(watcher, 9, 0) == ((), 0)
+        assert logs.asked == ["far_VllmWorker", "far_VllmWorker_2"]
+        logs.now, logs.answers = 5, True
+        for watcher in logs._nodes:
+            assert logs.read(watcher, 9, 0)[1] == 9
