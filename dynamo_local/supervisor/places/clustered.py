@@ -185,6 +185,8 @@ class ClusterPlaces:
         """Have the cluster end a node server that does not answer: nothing of it runs then. Raises SupervisorError."""
         async with self._changing:
             await self._servers.give_up(node)
+            # Another node server may run there.
+            self._silent -= {node}
 
     async def end_all(self) -> None:
         """End all node servers, and give back all that is reserved. Raises SupervisorError if that fails somewhere."""

@@ -71,12 +71,10 @@ class TurnKeeper:
 
     def nodes(self, endpoint: str, state: State, amounts: Sequence[float]) -> tuple[str, ...]:
         """The only node that each worker of the endpoint may start on that takes these amounts; empty where any will
-        do, since no turn is under way. Fewer, if the others are not to start now. Blocks."""
-        if not self.turns.reserved:
+        do, since nothing is kept for others. Fewer, if the others are not to start now. Blocks."""
+        if not self.turns.reserved_for_others(endpoint):
             return ("",) * len(amounts)
-        found = tuple(self._ports.node(ids[0]) for ids in self._devices(endpoint, state, amounts))
-        others = () if self.turns.reserved_for_others(endpoint) else ("",) * (len(amounts) - len(found))
-        return (*found, *others)
+        return tuple(self._ports.node(ids[0]) for ids in self._devices(endpoint, state, amounts))
 
     def _devices(self, endpoint: str, state: State, amounts: Sequence[float]) -> list[tuple[int, ...]]:
         """The devices of each of the workers that take these amounts: those that are kept for the endpoint come first,

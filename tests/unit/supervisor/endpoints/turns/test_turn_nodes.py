@@ -35,11 +35,12 @@ def keeper(free: Mapping[int, float], **reserved: tuple[int, ...]) -> TurnKeeper
 
 def test_without_turns_the_cluster_chooses() -> None:
     assert keeper({A0: 1.0}).nodes("chat", STATE, [1, 1]) == ("", "")
+    # No other one can lose its place.
+    assert keeper({A0: 1.0}, chat=(A0,)).nodes("chat", STATE, [1, 1]) == ("", "")
 
 
 def test_an_endpoint_gets_the_node_of_the_devices_that_are_kept_for_it() -> None:
     free = dict.fromkeys((A0, A1, B0, B1), 1.0)
-    assert keeper(free, chat=(B1,)).nodes("chat", STATE, [1]) == ("b",)
     assert keeper(free, chat=(B1,), code=(A0,)).nodes("chat", STATE, [1, 1, 1, 1]) == ("b", "a", "b")
 
 
@@ -53,4 +54,4 @@ def test_another_one_gets_a_node_where_nothing_is_kept() -> None:
 
 def test_what_is_kept_and_does_not_become_free_is_waited_for_elsewhere_too() -> None:
     """The devices that are kept for it may have gone with their node meanwhile."""
-    assert keeper({B0: 1.0}, chat=(A0,)).nodes("chat", STATE, [1, 1]) == ("b", "")
+    assert keeper({B0: 1.0}, chat=(A0,), code=(A1,)).nodes("chat", STATE, [1, 1]) == ("b",)
