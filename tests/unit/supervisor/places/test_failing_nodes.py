@@ -31,7 +31,10 @@ async def refuses(site: ClusterInMemory) -> str:
 async def test_a_node_without_a_node_server_is_chosen_last(site: ClusterInMemory) -> None:
     failing = await refuses(site)
     assert site.cluster.reserved == {}
-    assert {name: room.is_failing for name, room in (await site.places.rooms()).items()} == {"a": True, "b": False}
+    assert {name: room.is_failing for name, room in site.places.rooms(await site.places.seen()).items()} == {
+        "a": True,
+        "b": False,
+    }
     for index in range(2):
         assert (await site.places.reserve(worker(index), ONE)).node != failing
     with pytest.raises(NodeStartError):
@@ -54,20 +57,20 @@ async def test_a_node_that_runs_again_is_as_good_as_others(site: ClusterInMemory
     failing = await refuses(site)
     now = site.places._servers.clock()
     site.places._servers.clock = lambda: now + 61
-    assert not (await site.places.rooms())[failing].is_failing
+    assert not site.places.rooms(await site.places.seen())[failing].is_failing
     with pytest.raises(NodeStartError):
         await site.places.reserve(worker(0), ONE)
     site.cluster.start = site._start
     # Whoever has decided for it gets it.
     assert (await site.places.reserve(worker(0), replace(ONE, node=failing))).node == failing
-    assert not (await site.places.rooms())[failing].is_failing
+    assert not site.places.rooms(await site.places.seen())[failing].is_failing
 
 
 async def test_a_node_that_does_not_answer_is_chosen_last_from_the_first_look_on(site: ClusterInMemory) -> None:
     _, node = await site.worker(0)
-    await site.places.silent()
+    await site.places.silent(await site.places.seen())
     site.miss(node, 1_000)
-    assert set(await site.places.silent()) == {node}
+    assert set(await site.places.silent(await site.places.seen())) == {node}
     assert (await site.places.reserve(worker(1), ONE)).node != node
     # Another node server may run there.
     await site.places.give_up(node)
