@@ -117,6 +117,12 @@ class _ServeCommand(click.Command):
     "between machines, without authentication or encryption. [default: such KV is computed anew]",
 )
 @click.option(
+    "--kv-stream",
+    is_flag=True,
+    help="Have workers read KV from each other between machines on TLS streams, where the bus is on TLS too. "
+    "Excludes --kv-network.",
+)
+@click.option(
     "--environment",
     default="local",
     show_default=True,
@@ -214,7 +220,7 @@ def serve(
     from dynamo_local.cli.serving.wishes import Wishes
     from dynamo_local.cli.working_folder import leave_unusable_folder
     from dynamo_local.engine.vllm.command_line import parse
-    from dynamo_local.sdk.config.flags import kv_network_flag
+    from dynamo_local.sdk.config.flags import kv_network_flag, kv_stream_flag
     from dynamo_local.supervisor.server.settings import ServerSettings
 
     left = leave_unusable_folder()
@@ -249,7 +255,11 @@ def serve(
         forget=forget,
         environment=options["environment"],
         cluster_address=options["address"],
-        flags=(*serving.flags, *kv_network_flag(options["kv_network"])),
+        flags=(
+            *serving.flags,
+            *kv_network_flag(options["kv_network"]),
+            *kv_stream_flag(given=options["kv_stream"]),
+        ),
     )
     if mode is not Mode.START:
         click.echo(serving.described(host, port, mode, as_json=options["as_json"]))
