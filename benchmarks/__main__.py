@@ -23,6 +23,7 @@ from benchmarks.harness.report import Figures, progress, save
 from benchmarks.keys import keys
 from benchmarks.machine import first_hour, first_touches, idle, neighbour, parking, sessions, startup, weights, workers
 from benchmarks.migration import migration, rebalance
+from benchmarks.network import between
 from benchmarks.planner import planner
 from benchmarks.routing import routing
 from benchmarks.scale import environments, fleet, raylets
@@ -74,6 +75,7 @@ BENCHMARKS = {
     "routing": Benchmark(routing.SUMMARY, routing.add_arguments, routing.run),
     "fleet": Benchmark(fleet.SUMMARY, fleet.add_arguments, fleet.run),
     "environments": Benchmark(environments.SUMMARY, environments.add_arguments, environments.run),
+    "between": Benchmark(between.SUMMARY, between.add_arguments, between.run),
     "raylets": Benchmark(raylets.SUMMARY, raylets.add_arguments, raylets.run),
     "sessions": Benchmark(sessions.SUMMARY, sessions.add_arguments, sessions.run),
 }

@@ -152,7 +152,7 @@ class KvPuller:
 
     @property
     def _network(self) -> str:
-        """The closed network in which this engine reads KV of other machines."""
+        """How this engine reads KV of other machines: its closed network, or TLS_STREAM."""
         engine = self._context.announcer.presence.engine
         return "" if engine is None else engine.kv_network
 

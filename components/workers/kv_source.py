@@ -115,7 +115,7 @@ class KvSource:
 
     def _refusal(self, question: PinQuestion) -> str | None:
         """Why nothing is pinned for this reader, if so. On one machine both ends of a read go by one clock. Another
-        machine's reader has to confirm, and must be in the network that the admin has declared closed."""
+        machine's reader has to confirm, and must read in the same closed network, or on streams as well."""
         if not machine_id():
             return "which machine it is on cannot be told: /proc/sys/kernel/random/boot_id cannot be read"
         if question.machine == machine_id():
@@ -123,8 +123,8 @@ class KvSource:
         engine = self._context.announcer.presence.engine
         network = "" if engine is None else engine.kv_network
         if not network or not question.machine:
-            return "it is on another machine, and KV is read on one machine alone (--kv-network)"
-        return None if question.network == network else f"the reader is not in its network for KV, {network}"
+            return "it is on another machine, and KV is read on one machine alone (--kv-network, --kv-stream)"
+        return None if question.network == network else f"the reader does not read KV of other machines by {network}"
 
     def _block_size(self) -> int:
         engine = self._context.announcer.presence.engine

@@ -12,7 +12,7 @@ from components.workers.listed_adapters import BoardAdapters
 from components.workers.warming.hot_prefixes import DEFAULT_SHARE
 from dynamo_local.core.http.bounds.request import RequestBounds
 from dynamo_local.core.ports import Engine
-from dynamo_local.engine.kv.network import NetworkSettings, network_here
+from dynamo_local.engine.kv.network import NetworkSettings, far_kv_here
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, ranks_of
 from dynamo_local.engine.vllm.kv.local_users import LocalUserSettings
@@ -105,10 +105,10 @@ def make_engine(context: ServiceContext) -> Engine:
         from dynamo_local.engine.mocker.engine import MockerEngine
 
         # As vLLM does: the first name under which the model is served, which `dynamo ls` and the start show.
-        network = network_here(context.settings(NetworkSettings))
+        far = far_kv_here(context.settings(NetworkSettings), bus_host=context.bus.secure_host)
         names = context.config.get("served-model-name") or [context.config.get("model", "mocker")]
         return MockerEngine(
-            context.settings(MockerSettings), context.private_dir, model=names[0], kv_network=network.cidr
+            context.settings(MockerSettings), context.private_dir, model=names[0], kv_network=far.network
         )
     from dynamo_local.engine.vllm.engine import VllmEngine
 
@@ -120,6 +120,7 @@ def make_engine(context: ServiceContext) -> Engine:
         grammar_timeout_s=settings.grammar_timeout_s,
         tasks=context.tasks,
         listed=_listed_adapters(context),
+        bus_host=context.bus.secure_host,
         # Workers of endpoints alone are parked.
         parks=bool(context.watcher.revision),
     )

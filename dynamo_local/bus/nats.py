@@ -32,7 +32,7 @@ from dynamo_local.bus.asks import Asks
 from dynamo_local.bus.exchange import Exchange
 from dynamo_local.bus.known_address import KnownAddress
 from dynamo_local.bus.subscriptions import Answer, Handler, Message, Subscription, decoded
-from dynamo_local.bus.tls import TlsClient, context_of, is_final, mismatch
+from dynamo_local.bus.tls import TlsClient, context_of, is_final, local_host, mismatch
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, BusRefusedError, NobodyListensError
 
@@ -145,6 +145,12 @@ class Bus:
     @property
     def connected(self) -> bool:
         return self._client.is_connected
+
+    @property
+    def secure_host(self) -> str:
+        """This machine's address on the connection, if that is on TLS and leads to other machines. Empty otherwise, and
+        while there is no connection."""
+        return local_host(self._client)
 
     @property
     def connections(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import ParseResult
 
@@ -53,6 +54,13 @@ class TlsTransport(TcpTransport):
         if reader._buffer:  # type: ignore[attr-defined]
             raise OSError("said more than its greeting before TLS")
 
+    def local_host(self) -> str:
+        """This machine's address on the connection. Empty: it is no TLS, or has ended."""
+        writer = self._io_writer
+        if writer is None or writer.get_extra_info("ssl_object") is None or writer.is_closing():
+            return ""
+        return str(writer.get_extra_info("sockname")[0])
+
     async def wait_closed(self) -> None:
         """Wait until the connection has ended."""
         # Where TLS has not come about, nobody is told of the end.
@@ -78,6 +86,13 @@ class TlsClient(Client):
             # Names of other servers are believed once they come over TLS.
             info.pop("connect_urls", None)
         await super()._process_info(info, initial_connection)
+
+
+def local_host(client: Client) -> str:
+    """This machine's address on a connection of TLS that leads to other machines. Empty otherwise."""
+    transport = client._transport
+    host = transport.local_host() if isinstance(transport, TlsTransport) else ""
+    return "" if not host or ip_address(host).is_loopback else host
 
 
 def context_of(address: BusAddress) -> ssl.SSLContext | None:

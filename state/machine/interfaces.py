@@ -33,6 +33,16 @@ def interfaces() -> dict[str, IPv4Address]:
     return found
 
 
+def network_of(cidr: str) -> IPv4Network:
+    """Parse a network. Raises ValueError, with words to follow the name of the setting."""
+    try:
+        return IPv4Network(cidr)
+    except ValueError as error:
+        raise ValueError(
+            f"must be an IPv4 network such as 10.1.2.0/24, with no bits beyond its length, not {cidr!r}"
+        ) from error
+
+
 def reaches_others(flags: int) -> bool:
     """Whether an interface with these flags (SIOCGIFFLAGS) is in use, and not that of the machine with itself, whose
     addresses mean another machine on each. One that is down keeps its address."""

@@ -19,7 +19,7 @@ KNOWN = {
     "dynamo_local/bus/jetstream/streams.py": "how old a stored message is, which NATS has dated: shown, not waited for",
     "dynamo_local/cli/look/events.py": "which day it is: events of other days are shown with their date",
     "dynamo_local/doctor/kernel.py": "whether the clock is years behind: shown, never waited for",
-    "dynamo_local/supervisor/server/nats/certificate.py": "from when until when a certificate is valid, by years",
+    "dynamo_local/bus/certificate.py": "from when until when a certificate is valid, by years",
     "dynamo_local/supervisor/circus/circusd.py": "where circusd's own clock begins",
 }
 

@@ -118,6 +118,12 @@ class _ServeCommand(click.Command):
     "[default: such KV is computed anew]",
 )
 @click.option(
+    "--kv-stream",
+    is_flag=True,
+    help="Have workers, those of endpoints too, read KV from each other between machines on TLS streams, where the bus "
+    "is on TLS too. Excludes --kv-network.",
+)
+@click.option(
     "--environment",
     default="local",
     show_default=True,
@@ -250,6 +256,7 @@ def serve(
         environment=options["environment"],
         cluster_address=options["address"],
         kv_network=options["kv_network"],
+        kv_stream=options["kv_stream"],
     )
     if mode is not Mode.START:
         click.echo(serving.described(host, port, mode, as_json=options["as_json"]))

@@ -23,7 +23,7 @@ from dynamo_local.core.errors import ConfigError, UsageError
 from dynamo_local.core.fleet.view import AGGREGATED_ROLE
 from dynamo_local.core.sizing.machine import counted
 from dynamo_local.engine.vllm.command_line import CommandLine
-from dynamo_local.sdk.config.flags import Flag, kv_network_flag
+from dynamo_local.sdk.config.flags import Flag, kv_network_flag, kv_stream_flag
 from dynamo_local.supervisor.endpoints.start import endpoint_controller
 from dynamo_local.supervisor.places.environments import LOCAL
 from dynamo_local.supervisor.server.launch.kv_networks import check_kv_network
@@ -75,6 +75,7 @@ class Serving:
     environment: str = LOCAL
     cluster_address: str | None = None
     kv_network: str | None = None
+    kv_stream: bool = False
 
     @classmethod
     def of(cls, line: CommandLine, wishes: Wishes, model: str | None, *, alone: bool = False) -> Serving:
@@ -143,12 +144,12 @@ class Serving:
         check_room(launch.paths.root, launch.own_templates, launch.inventory.kind)
         for line in (*_notes(launch), *self._chosen_lines(launch, chooser)):
             report.step(line)
-        tools = EndpointToolMaker.at_start(launch.probed, kv_network_flag(self.kv_network))
+        tools = EndpointToolMaker.at_start(launch.probed, self._kv_flags)
         serve(launch, settings, report, endpoint_controller(tools, forks=self.forkserver))
 
     def _request(self) -> ServeRequest:
         self._check_endpoints()
-        check_kv_network(self.kv_network, here=self.environment == LOCAL)
+        self._check_kv()
         graph = graph_of(self.target, self.wishes)
         return ServeRequest(
             graph,
@@ -161,13 +162,24 @@ class Serving:
             self.bus_host,
             self.cpu_slots,
             self.forkserver,
-            # Where endpoints are all that is served, it is for their workers alone.
-            self.flags if self._of_endpoints else (*self.flags, *kv_network_flag(self.kv_network)),
+            # Where endpoints are all that is served, these are for their workers alone.
+            self.flags if self._of_endpoints else (*self.flags, *self._kv_flags),
             self.endpoints,
             self.forget,
             self.environment,
             self.cluster_address,
         )
+
+    @property
+    def _kv_flags(self) -> tuple[Flag, ...]:
+        """How KV crosses machines, for the workers of the graph and of endpoints."""
+        return (*kv_network_flag(self.kv_network), *kv_stream_flag(given=self.kv_stream))
+
+    def _check_kv(self) -> None:
+        """Raises UsageError. Endpoints' workers would only fail."""
+        if self.kv_network and self.kv_stream:
+            raise UsageError("--kv-network and --kv-stream exclude each other", "KV crosses machines in one way")
+        check_kv_network(self.kv_network, here=self.environment == LOCAL)
 
     def _check_endpoints(self) -> None:
         """Raise ConfigError for settings of the file's endpoints that nothing takes: a server that starts would have

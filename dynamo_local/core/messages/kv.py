@@ -25,6 +25,9 @@ class CachedAnswer(msgspec.Struct, frozen=True):
     v: int = VERSION
 
 
+TLS_STREAM = "TLS"
+"""In the place of a closed network (CIDR): KV is read between machines on a TLS stream."""
+
 MOST_REST = 4096
 """Bound on the tokens behind the full blocks of a context; no engine has larger blocks."""
 
@@ -48,7 +51,7 @@ class PinQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
     machine: str = ""
     """Empty: not known, and the same as no other."""
     network: str = ""
-    """Closed network (CIDR) in which the reader reads KV of other machines. Empty: in none."""
+    """Closed network (CIDR) in which the reader reads KV of other machines, or TLS_STREAM. Empty: it reads none."""
     v: int = VERSION
 
 

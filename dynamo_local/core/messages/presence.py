@@ -37,7 +37,8 @@ class EngineInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     kv_events: bool = False
     """Whether the worker publishes which blocks it has cached (core/messages/kv_events.py)."""
     kv_network: str = ""
-    """Closed network (CIDR) in which KV is read between this engine and others on other machines. Empty: in none."""
+    """Closed network (CIDR) in which KV is read between this engine and others on other machines, or TLS_STREAM
+    (core/messages/kv.py). Empty: none is."""
 
 
 class ClassUsage(msgspec.Struct, frozen=True, array_like=True):

@@ -9,17 +9,19 @@ from typing import Literal
 import msgspec
 
 from dynamo_local.core.fleet.view import ENGINE_ROLES
+from dynamo_local.core.messages.kv import TLS_STREAM
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.routing.pulling import kv_network, transfers
 
-Between = Literal["closed network", "recomputed"]
+Between = Literal["closed network", "TLS", "recomputed"]
 
 
 class KvWays(msgspec.Struct, frozen=True):
     """For a worker, the numbers of other workers of its model whose KV it reads from their memory, as on one machine
-    (`local`), reads in the network that the admin has declared closed (`network`), and computes anew: they are on
-    another machine and not both in such a network, only one of two on a machine is, or an engine transfers none.
+    (`local`), reads in the network that the admin has declared closed or on a TLS stream (`network`), and computes
+    anew: they are on another machine and do not both read so, only one of two on a machine does, or an engine transfers
+    none.
 
     `between_machines`: what becomes of KV that crosses machines, as far as this worker decides it. `elsewhere`:
     number of other workers of its model that are on other machines, or whose machine or this worker's is not known.
@@ -45,10 +47,16 @@ def ways_of_kv(presences: Iterable[Presence]) -> dict[str, KvWays]:
         beside = near[revision, each.machine, network]
         local = beside - 1 if _lends(each) else 0
         far = reachable[revision, network] - beside if network else 0
-        between: Between = "closed network" if network else "recomputed"
+        between = _between(network)
         elsewhere = together[revision] - (here[revision, each.machine] if each.machine else 1)
         ways[each.watcher] = KvWays(local, together[revision] - 1 - local - far, far, between, elsewhere)
     return ways
+
+
+def _between(network: str) -> Between:
+    if network == TLS_STREAM:
+        return "TLS"
+    return "closed network" if network else "recomputed"
 
 
 def _lends(worker: Presence) -> bool:

@@ -11,8 +11,9 @@ was faster everywhere it was measured: docs/internals/results/disaggregation.md 
 
 
 _LEAST_FAR_TOKENS = 2048
-"""The same from another machine, where a pull costs two round trips and its bytes cross a network. Not measured between
-machines."""
+"""The same from another machine, where a pull costs two round trips more and its bytes cross a network. With 50 ms to
+another network namespace, a pull of 512 tokens cost twice as much as computing them, of 2,048 half as
+much (docs/internals/results/machines.md); not measured between real machines."""
 
 
 def is_worth_pulling(tokens: int, source: Presence | None, reader: Presence | None) -> bool:
@@ -29,7 +30,7 @@ def is_worth_pulling(tokens: int, source: Presence | None, reader: Presence | No
 
 
 def kv_network(worker: Presence) -> str:
-    """The closed network in which a worker reads KV of other machines. Empty: in none."""
+    """The closed network in which a worker reads KV of other machines, or TLS_STREAM. Empty: it reads none."""
     return "" if worker.engine is None else worker.engine.kv_network
 
 

@@ -1,16 +1,17 @@
-"""The network in which KV is read between machines.
+"""How KV is read between machines.
 
-Reading it has neither authentication nor encryption. So it is off, unless the admin names a network that is closed: all
-who reach it are trusted.
+In a network that the admin declares closed, reading has neither authentication nor encryption: all who reach it are
+trusted. On a TLS stream, readers and sources know each other by what has crossed the bus. Without either, KV of other
+machines is computed anew.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from ipaddress import IPv4Network
 
-from state.machine.interfaces import interface_in
+from dynamo_local.core.messages.kv import TLS_STREAM
+from state.machine.interfaces import interface_in, network_of
 
 _log = logging.getLogger(__name__)
 
@@ -26,42 +27,57 @@ class NetworkSettings:
             "from each other between machines, without authentication or encryption. Empty: such KV is computed anew."
         },
     )
+    kv_stream: bool = field(
+        default=False,
+        metadata={
+            "help": "Whether workers read KV from each other between machines on TLS streams, where the bus is on TLS "
+            "too. For engines on CPUs. Excludes kv-network."
+        },
+    )
 
     def __post_init__(self) -> None:
-        network_of(self.kv_network)
+        if not self.kv_network:
+            return
+        if self.kv_stream:
+            raise ValueError("kv-network and kv-stream exclude each other: KV crosses machines in one way")
+        try:
+            network_of(self.kv_network)
+        except ValueError as error:
+            raise ValueError(f"kv-network {error}") from error
 
 
 @dataclass(frozen=True)
-class ClosedNetwork:
-    """Network, as CIDR, and this machine's interface in it. Both are empty where there is none."""
+class FarKv:
+    """How this machine's engine and those of others read each other's KV. All are empty where they do not."""
 
-    cidr: str = ""
+    network: str = ""
+    """What both must name: the closed network (CIDR), or TLS_STREAM."""
     device: str = ""
+    """This machine's interface in the closed network."""
+    host: str = ""
+    """This machine's address, for streams."""
 
 
-NO_NETWORK = ClosedNetwork()
+NO_FAR_KV = FarKv()
 
 
-def network_of(cidr: str) -> IPv4Network | None:
-    """Parse it; None if it is empty. Raises ValueError."""
-    if not cidr:
-        return None
-    try:
-        return IPv4Network(cidr)
-    except ValueError as error:
-        raise ValueError(
-            f"kv-network must be an IPv4 network such as 10.1.2.0/24, with no bits beyond its length, not {cidr!r}"
-        ) from error
-
-
-def network_here(settings: NetworkSettings, forbidden: str | None = None) -> ClosedNetwork:
-    """The network as far as this machine has an interface in it. `forbidden`: why no port may be opened."""
-    network = network_of(settings.kv_network)
-    if network is None:
-        return NO_NETWORK
-    device = interface_in(network)
-    why = forbidden or (None if device is not None else f"no interface has its address in {network} (kv-network)")
-    if why is not None or device is None:
-        _log.warning("KV of other machines is computed anew: %s", why)
-        return NO_NETWORK
-    return ClosedNetwork(str(network), device)
+def far_kv_here(
+    settings: NetworkSettings, *, bus_host: str = "", no_port: str | None = None, no_stream: str | None = None
+) -> FarKv:
+    """What the settings come to on this machine. `bus_host`: its address on a bus of TLS. `no_port`: why no port
+    without authentication may be opened; `no_stream`: why this engine has no stream."""
+    if settings.kv_stream:
+        why = no_stream or (None if bus_host else "the bus is not on TLS (--bus-host, or a tls:// address; kv-stream)")
+        found = FarKv(TLS_STREAM, host=bus_host)
+    elif settings.kv_network:
+        network = network_of(settings.kv_network)
+        device = interface_in(network)
+        none = f"no interface has its address in {network} (kv-network)"
+        why = no_port or (none if device is None else None)
+        found = FarKv(str(network), device=device or "")
+    else:
+        return NO_FAR_KV
+    if why is None:
+        return found
+    _log.warning("KV of other machines is computed anew: %s", why)
+    return NO_FAR_KV

@@ -67,7 +67,7 @@ class VllmEngine:
     environment.py. `kv_transfer`: whether KV blocks can be pulled from this engine, and by it, as far as its model
     allows that. `grammar_timeout_s`: time for a grammar to compile. `tasks`: a task that fails there ends the worker.
     `listed`: LoRA adapters that are loaded when a request asks for one. `parks`: whether it is to be able to park on a
-    GPU, too.
+    GPU, too. `bus_host`: this machine's address on a bus of TLS, where others can read KV on a stream.
     """
 
     def __init__(
@@ -80,7 +80,9 @@ class VllmEngine:
         tasks: TaskGuard | None = None,
         listed: ListAdapters | None = None,
         parks: bool = False,
+        bus_host: str = "",
     ) -> None:
+        self._bus_host = bus_host
         self._tasks = tasks or TaskGuard()
         self._threads = EngineThreads()
         self._binding: SoftBinding | None = None
@@ -135,7 +137,7 @@ class VllmEngine:
             self._no_transfer,
             tuple(self._supported),
             kv_events=no_events is None,
-            kv_network=launched.network.cidr,
+            kv_network=launched.far.network,
         )
         self._tasks.spawn("after the start", asyncio.to_thread(self._note, launched.weights))
         self._max_model_len, self._forgotten = info.max_model_len, info.forgotten
@@ -159,7 +161,15 @@ class VllmEngine:
         with ExitStack() as stack:
             if self._binding is not None:
                 stack.enter_context(self._binding.starting(self._tasks))
-            how = (self._config, self._kv_transfer, self._threads, self._binding, self._listed, self._parks)
+            how = (
+                self._config,
+                self._kv_transfer,
+                self._threads,
+                self._binding,
+                self._listed,
+                self._parks,
+                self._bus_host,
+            )
             launched = partial(launch, *how, progress)
             return await asyncio.get_running_loop().run_in_executor(self._thread, launched)
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.ports import Progress
-from dynamo_local.engine.kv.network import NO_NETWORK, ClosedNetwork, NetworkSettings, network_here
+from dynamo_local.engine.kv.network import NO_FAR_KV, FarKv, NetworkSettings, far_kv_here
 from dynamo_local.engine.vllm.arguments import engine_schema, to_argv
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding
 from dynamo_local.engine.vllm.environment import settle_threads
 from dynamo_local.engine.vllm.kv.events_config import check_events_config
 from dynamo_local.engine.vllm.kv.local_users import LocalUserSettings, other_users, why_port_forbidden
-from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID, NET_DEVICE
+from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID, NET_DEVICE, STREAM_HOST
 from dynamo_local.engine.vllm.patches.check import applies, require
 from dynamo_local.engine.vllm.patches.kv.cache_changes import let_engines_tell_of_caches
 from dynamo_local.engine.vllm.patches.parking import let_engines_park
@@ -50,8 +50,8 @@ class Launched:
     """Identity of its model (identity.model_identity). None: its KV is not transferred."""
     no_transfer: str | None
     """Reason why its KV is not transferred."""
-    network: ClosedNetwork = NO_NETWORK
-    """Network in which its KV is read by other machines."""
+    far: FarKv = NO_FAR_KV
+    """How its KV is read by other machines."""
     weights: PreparedOrder | None = None
     """Order for a process that has loaded its weights; None if they are not shared."""
 
@@ -63,10 +63,11 @@ def launch(
     binding: SoftBinding | None,
     listed: ListAdapters | None,
     parks: bool,
+    bus_host: str,
     progress: Progress,
 ) -> Launched:
     """Import vLLM, start its engine core, and wait until that has loaded the model. `parks`: the engine is to be able
-    to park."""
+    to park. `bus_host`: see VllmEngine."""
     progress("importing vLLM")
     require("starting engines", "requests and outputs", "continuing requests")
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -103,12 +104,11 @@ def launch(
     wanted_network = build_settings(NetworkSettings, "the engine", config)
     users = other_users() if wanted_network.kv_network or not current_platform.is_cpu() else []
     forbidden = why_port_forbidden(users, build_settings(LocalUserSettings, "the engine", config))
-    network = network_here(wanted_network, forbidden)
+    no_stream = None if current_platform.is_cpu() else "streams are of engines on CPUs (kv-stream)"
+    far = far_kv_here(wanted_network, bus_host=bus_host, no_port=forbidden, no_stream=no_stream)
     open_port = None if current_platform.is_cpu() else forbidden
     tuned = build_settings(TuningSettings, "the engine", config).cpu_tuning
-    vllm_config, identity, no_transfer = _set_up_transfer(
-        configuration, kv_transfer, open_port, tuned=tuned, network=network
-    )
+    vllm_config, identity, no_transfer = _set_up_transfer(configuration, kv_transfer, open_port, tuned=tuned, far=far)
     if current_platform.is_cpu():
         # Creating the configuration has just forced "spawn", which imports vLLM anew in every process. Nothing that
         # forbids forking (OpenMP threads, a CUDA context) has started yet, and forked processes need no import.
@@ -129,7 +129,7 @@ def launch(
     core = EngineCoreClient.make_async_mp_client(
         vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=True
     )
-    return Launched(core, vllm_config, adapters, identity, no_transfer, network, weights)
+    return Launched(core, vllm_config, adapters, identity, no_transfer, far, weights)
 
 
 @cache
@@ -147,7 +147,7 @@ def _set_up_transfer(
     forbidden: str | None = None,
     *,
     tuned: bool = True,
-    network: ClosedNetwork = NO_NETWORK,
+    far: FarKv = NO_FAR_KV,
 ) -> tuple[Any, Mapping[str, str] | None, str | None]:
     """Make vLLM's configuration, with KV transfer if it is wanted and possible.
 
@@ -158,8 +158,8 @@ def _set_up_transfer(
     if wanted and forbidden is None and was_lent():
         from dynamo_local.engine.vllm.kv.identity import model_identity
 
-        vllm_config = configuration(_transfer_config(tuned, network))
-        return vllm_config, model_identity(vllm_config, network.cidr), None
+        vllm_config = configuration(_transfer_config(tuned, far))
+        return vllm_config, model_identity(vllm_config, far.network), None
     vllm_config = configuration()
     if not wanted:
         return vllm_config, None, NO_TRANSFER
@@ -174,10 +174,10 @@ def _set_up_transfer(
     if why is not None:
         _log.warning("kv-transfer is off, this engine transfers no KV: %s", why)
         return vllm_config, None, why
-    return configuration(_transfer_config(tuned, network)), model_identity(vllm_config, network.cidr), None
+    return configuration(_transfer_config(tuned, far)), model_identity(vllm_config, far.network), None
 
 
-def _transfer_config(tuned: bool, network: ClosedNetwork) -> Any:
+def _transfer_config(tuned: bool, far: FarKv) -> Any:
     """Make vLLM's configuration of the connector for prefix pull."""
     from vllm.config import KVTransferConfig
 
@@ -194,6 +194,7 @@ def _transfer_config(tuned: bool, network: ClosedNetwork) -> Any:
             "num_threads": 0,
             HOST_PID: os.getpid(),
             CPU_TUNING: tuned,
-            NET_DEVICE: network.device,
+            NET_DEVICE: far.device,
+            STREAM_HOST: far.host,
         },
     )

@@ -33,6 +33,12 @@ def kv_network_flag(cidr: str | None) -> tuple[Flag, ...]:
     return () if cidr is None else (Flag((key,), cidr, f"--{key}", key, engines_only=True),)
 
 
+def kv_stream_flag(*, given: bool) -> tuple[Flag, ...]:
+    """The option `--kv-stream`, if it is given."""
+    key = "kv-stream"
+    return (Flag((key,), "true", f"--{key}", key, engines_only=True),) if given else ()
+
+
 def overrides_of(specs: Sequence[ServiceSpec], flags: Sequence[Flag]) -> Iterator[Override]:
     """Yield the flags as options of the services that take them. Raises ConfigError if no service takes one."""
     for flag in flags:

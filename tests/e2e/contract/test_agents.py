@@ -30,17 +30,12 @@ from dynamo_local.engine.vllm.kv.network_agent import NetworkAgent, bind_transpo
 from dynamo_local.engine.vllm.kv.pull.host import open_pull
 from dynamo_local.engine.vllm.kv.pull.messages import Description
 from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
+from dynamo_local.engine.vllm.kv.stream.agent import StreamAgent
 from dynamo_local.engine.vllm.launch import _set_up_transfer
-from dynamo_local.engine.vllm.patches.kv.nixl_agent import memory_agents, network_agents
-from tests.e2e.kv.agent_source import COUNT, PIECE, agent_of
+from dynamo_local.engine.vllm.patches.kv.nixl_agent import memory_agents, network_agents, stream_agents
+from tests.e2e.kv.agent_source import COUNT, PIECE, SAID, agent_of, pieces
 
 PATIENCE_S = 60.0
-
-
-def pieces(address: int) -> Any:
-    rows = np.zeros((COUNT, 3), dtype=np.uint64)
-    rows[:, 0], rows[:, 1] = address + np.arange(COUNT, dtype=np.uint64) * np.uint64(PIECE), PIECE
-    return rows
 
 
 @pytest.fixture
@@ -53,7 +48,7 @@ def source(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[st
         text=True,
     ) as process:
         assert process.stdout is not None
-        said = next(line for line in process.stdout if re.fullmatch(r"[0-9a-f]+ \d+\n", line))
+        said = next(line for line in process.stdout if re.fullmatch(SAID, line))
         metadata, address = said.split()
         yield process, bytes.fromhex(metadata), int(address)
         process.kill()
@@ -81,6 +76,7 @@ def outcome(reader: ReaderThread, local: Any, remote: Any, indices: list[int]) -
         ("memory", "memory", "EngineError"),
         # Of this machine, as it is here. Others: tests/e2e/kv/test_between_machines.py.
         ("network", "network", "EngineError"),
+        ("stream", "stream", "EngineError"),
     ],
     indirect=["source"],
 )  # fmt: skip
@@ -114,7 +110,7 @@ def test_all_that_vllm_does_with_an_agent_can_be_done_with_ours() -> None:
     source = inspect.getsource(NixlBaseConnectorWorker) + inspect.getsource(NixlPullConnectorWorker)
     used = set(re.findall(r"self\.nixl_wrapper\.(\w+)", source))
     # Of notifications there are none (PullWorker), and the reading thread answers for itself.
-    for ours in (MemoryAgent, NetworkAgent):
+    for ours in (MemoryAgent, NetworkAgent, StreamAgent):
         assert used - {*dir(ours), *dir(ReaderThread)} == {"send_notif", "get_new_notifs"}
     assert "nixl_wrapper_cls = NixlWrapper\n" in source
 
@@ -125,6 +121,8 @@ def test_agents_are_replaced_for_a_while_only() -> None:
     for agents, kind in ours:
         with agents():
             assert worker.NixlWrapper is kind
+    with stream_agents("127.0.0.1", lambda: None):
+        assert isinstance(worker.NixlWrapper("reader", None), NetworkAgent)
     assert worker.NixlWrapper is NixlWrapper
     assert importlib.import_module("nixl._api").nixl_agent is NixlWrapper
 
@@ -160,7 +158,7 @@ def test_an_engine_that_may_not_open_a_port_starts_without() -> None:
 def test_the_transport_is_bound_to_one_interface() -> None:
     bound = {"UCX_NET_DEVICES": "lo"}
     bind_transport("eth1", only_tcp=True, environ=bound)
-    tcp = {"UCX_TLS": "tcp", "UCX_TCP_BRIDGE_ENABLE": "y", "UCX_TCP_SYN_CNT": "1"}
+    tcp = {"UCX_TLS": "tcp", "UCX_TCP_BRIDGE_ENABLE": "y", "UCX_TCP_SYN_CNT": "1", "UCX_TCP_USER_TIMEOUT": "10s"}
     assert bound == {"UCX_NET_DEVICES": "eth1", **tcp}
     chosen = {"UCX_NET_DEVICES": "mlx5_0:1"}
     bind_transport("eth1", only_tcp=False, environ=chosen)

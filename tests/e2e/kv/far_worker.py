@@ -34,6 +34,7 @@ class Told(msgspec.Struct):
     lease: str
     directory: str
     network: str
+    stream: bool = False
 
 
 class OrderedEngine(VllmEngine):
@@ -81,8 +82,9 @@ async def serve(told: Told) -> None:
         "enforce-eager": True,
         "trust-local-users": True,
         "kv-network": told.network,
+        "kv-stream": told.stream,
     }
-    engine = OrderedEngine(config, Path(told.directory), kv_transfer=True)
+    engine = OrderedEngine(config, Path(told.directory), kv_transfer=True, bus_host=bus.secure_host)
     worker = await Worker(context, engine).start()
     await bus.flush()
     assert context.announcer.presence.engine is not None

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,19 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from benchmarks.harness.relay import Conditions
+from benchmarks.harness.two_machines import TwoMachines, two_machines, why_not
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec
+from dynamo_local.core.messages.kv import TLS_STREAM
 from dynamo_local.core.messages.migration import MigrationAnswer, Reserve, Warm
 from dynamo_local.core.messages.presence import LeaseLost
 from dynamo_local.core.messages.tokens import TokenBatch
 from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit
 from dynamo_local.core.subjects import Subjects
+from tests.e2e.kv.agent_source import PIECE, SAID
 from tests.e2e.kv.far_worker import BLOCKS, NAMESPACE, PIN_S, Told
 from tests.e2e.kv.pull_engines import BLOCK, PATIENCE_S, prompt_of
-from tests.e2e.kv.two_machines import HERE, NETWORK, TwoMachines, two_machines, why_not
 from tests.integration.nats_process import NatsProcess
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -165,6 +168,44 @@ class Frontend:
             self.changed.notify_all()
 
 
+@dataclass
+class AgentReader:
+    """A process that reads (agent_reader.py)."""
+
+    process: subprocess.Popen[str]
+
+    async def until(self, begins: str) -> str:
+        return await asyncio.wait_for(asyncio.to_thread(self._line, begins), PATIENCE_S)
+
+    def ask(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def _line(self, begins: str) -> str:
+        assert self.process.stdout is not None
+        return next(line for line in self.process.stdout if line.startswith(begins))
+
+
+@contextmanager
+def agents_on(machines: TwoMachines, kind: str) -> Iterator[AgentReader]:
+    """An agent of this kind on the second machine, which reads from one on the first."""
+    (near, far), (here, there) = machines.names, machines.addresses
+
+    def opened(name: str, module: str, *arguments: str) -> subprocess.Popen[str]:
+        command = machines.command(name, sys.executable, "-m", f"tests.e2e.kv.{module}", kind, *arguments)
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    with opened(near, "agent_source", str(PIECE), "inner0", here) as source:
+        assert source.stdout is not None
+        metadata, address = next(line for line in source.stdout if re.fullmatch(SAID, line)).split()
+        where = (metadata, address, str(PIECE), "inner0", there)
+        with opened(far, "agent_reader", *where) as reader:
+            yield AgentReader(reader)
+            reader.kill()
+        source.kill()
+
+
 @pytest.fixture(scope="module")
 def machines() -> Iterator[TwoMachines]:
     if (reason := why_not()) is not None:
@@ -175,16 +216,16 @@ def machines() -> Iterator[TwoMachines]:
 
 @pytest.fixture(scope="module")
 def nats(machines: TwoMachines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsProcess]:
-    server = NatsProcess(tmp_path_factory.mktemp("nats"), HERE)
+    server = NatsProcess(tmp_path_factory.mktemp("nats"), machines.here)
     server.start()
     yield server
     server.end()
 
 
-def start(machines: TwoMachines, name: str, nats: NatsProcess, root: Path) -> FarWorker:
+def start(machines: TwoMachines, name: str, nats: NatsProcess, root: Path, *, stream: bool) -> FarWorker:
     directory = root / name
     directory.mkdir(mode=0o700)
-    told = Told(nats.address, name, str(directory), NETWORK)
+    told = Told(nats.address, name, str(directory), "" if stream else machines.network, stream)
     command = machines.command(name, sys.executable, "-m", "tests.e2e.kv.far_worker")
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
@@ -193,12 +234,11 @@ def start(machines: TwoMachines, name: str, nats: NatsProcess, root: Path) -> Fa
     return FarWorker(name, process)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def far_pair(
-    turn: str, machines: TwoMachines, nats: NatsProcess, tmp_path_factory: pytest.TempPathFactory
+@asynccontextmanager
+async def pair_of(
+    machines: TwoMachines, nats: NatsProcess, root: Path, *, stream: bool = False
 ) -> AsyncIterator[Frontend]:
-    root = tmp_path_factory.mktemp("workers")
-    source, reader = workers = [start(machines, name, nats, root) for name in machines.names]
+    source, reader = workers = [start(machines, name, nats, root, stream=stream) for name in machines.names]
     try:
         for worker in workers:
             _, worker.machine, worker.network = (await worker.until("ready")).split()
@@ -213,6 +253,14 @@ async def far_pair(
             worker.end()
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def far_pair(
+    turn: str, machines: TwoMachines, nats: NatsProcess, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Frontend]:
+    async with pair_of(machines, nats, tmp_path_factory.mktemp("workers")) as pair:
+        yield pair
+
+
 @pytest_asyncio.fixture(loop_scope="module", autouse=True)
 async def lending(far_pair: Frontend) -> AsyncIterator[None]:
     yield
@@ -224,13 +272,13 @@ async def lending(far_pair: Frontend) -> AsyncIterator[None]:
 async def test_two_namespaces_are_two_machines_in_one_network(far_pair: Frontend, machines: TwoMachines) -> None:
     workers = (far_pair.source, far_pair.reader)
     assert far_pair.source.machine != far_pair.reader.machine
-    assert {worker.network for worker in workers} == {NETWORK}
-    for number, worker in enumerate(workers, 1):
+    assert {worker.network for worker in workers} == {machines.network}
+    for address, worker in zip(machines.addresses, workers, strict=True):
         listening = machines.command(worker.lease, "ss", "-ltnH")
         asked = asyncio.to_thread(subprocess.run, listening, capture_output=True, text=True, check=True)
         shown = (await asked).stdout
         addresses = set(re.findall(r"(\S+):\d+ +\S+ *$", shown, re.MULTILINE))
-        assert addresses == {f"198.19.77.{number}"}
+        assert addresses == {address}
 
 
 async def test_kv_is_read_and_continued_exactly(far_pair: Frontend) -> None:
@@ -309,7 +357,7 @@ async def test_a_confirmation_that_comes_late_does_not_count(far_pair: Frontend)
 
 
 async def test_a_source_that_is_killed_between_read_and_confirmation(far_pair: Frontend) -> None:
-    """The last test: it leaves no source."""
+    """The last test of these workers: it leaves no source."""
     prompt = prompt_of(LENGTH, seed=7)
     expected = await far_pair.compute(prompt)
     await far_pair.source.order("late")
@@ -320,3 +368,33 @@ async def test_a_source_that_is_killed_between_read_and_confirmation(far_pair: F
     await far_pair.bus.publish(far_pair.subjects.lost, codec.encode(LeaseLost(far_pair.source.lease)))
     pulled = await far_pair.answer(name)
     assert (pulled.tokens, pulled.cached) == (expected, 0)
+
+
+async def test_kv_comes_on_a_stream_where_no_network_is_closed(
+    machines: TwoMachines, nats: NatsProcess, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    async with pair_of(machines, nats, tmp_path_factory.mktemp("streams"), stream=True) as pair:
+        assert {worker.network for worker in (pair.source, pair.reader)} == {TLS_STREAM}
+        for seed in (20, 21):
+            prompt = prompt_of(LENGTH, seed=seed)
+            expected = await pair.compute(prompt)
+            pulled = await pair.answer(await pair.pull(prompt))
+            assert (pulled.tokens, pulled.cached) == (expected, FULL * BLOCK)
+        pulled, expected = await read_too_late(pair, seed=22, then="lend")
+        assert (pulled.tokens, pulled.cached) == (expected, 0)
+
+
+async def test_a_read_from_a_machine_that_vanishes_ends(machines: TwoMachines) -> None:
+    """Its blocks are kept until then. With TCP alone that would take a quarter of an hour."""
+    with ExitStack() as stack:
+        readers = [stack.enter_context(agents_on(machines, kind)) for kind in ("network", "stream")]
+        for reader in readers:
+            await reader.until("connected")
+            reader.ask()
+            await reader.until("DONE")
+        machines.line.set(Conditions(cut=True))
+        stack.callback(machines.line.set, Conditions())
+        for reader in readers:
+            reader.ask()
+        endings = await asyncio.gather(*(reader.until("ended") for reader in readers))
+        assert [ending.split()[1] for ending in endings] == ["nixlRemoteDisconnectError", "EngineError"]

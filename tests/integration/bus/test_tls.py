@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
+from dynamo_local.bus.certificate import make_certificate
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.core.errors import BusError, BusRefusedError
-from dynamo_local.supervisor.server.nats.certificate import make_certificate
 from dynamo_local.supervisor.server.nats.nats_server import NatsServer
 from tests.integration.nats_process import NatsProcess
 
@@ -57,6 +57,8 @@ async def test_who_knows_authority_and_token_is_connected(nats: NatsProcess) -> 
     bus = await Bus.connect(nats.address, name="test", deadline_s=DEADLINE_S)
     try:
         assert await echoes(bus)
+        # No other machine comes by loopback.
+        assert not bus.secure_host
     finally:
         await bus.close()
 

@@ -30,7 +30,7 @@ _MOST_PIECES = 1024
 _MOST_BYTES = 1 << 30
 """Bytes of one call. Linux copies less than 2 GiB at once."""
 
-_HERE = "NIXL_INIT_AGENT"
+HERE = "NIXL_INIT_AGENT"
 """Name that vLLM gives to the agent's own side."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -78,7 +78,7 @@ class Peer:
         pieces = min(_MOST_PIECES, max(_MOST_BYTES // longest, 1))
         for start in range(0, len(remote), pieces):
             part = slice(start, start + pieces)
-            self._read(*_joined(local[part], remote[part]))
+            self._read(*joined(local[part], remote[part]))
         # While it lives, no other process has its number.
         if not self.alive():
             raise EngineError("the other engine's process has ended")
@@ -152,7 +152,7 @@ class MemoryAgent:
         return np.ascontiguousarray(np.asarray(blocks, dtype=np.uint64)[:, :2])
 
     def prep_xfer_dlist(self, name: str, pieces: Pieces) -> Blocks:
-        return Blocks(None if name == _HERE else self._peers[name], pieces)
+        return Blocks(None if name == HERE else self._peers[name], pieces)
 
     def release_dlist_handle(self, blocks: Blocks) -> None:
         """Do nothing: no resource is held."""
@@ -197,7 +197,7 @@ def _allow_reading() -> None:
     _libc.prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
 
-def _joined(local: Pieces, remote: Pieces) -> tuple[Pieces, Pieces]:
+def joined(local: Pieces, remote: Pieces) -> tuple[Pieces, Pieces]:
     """The same, with those as one piece that follow one another at both sides."""
     follows = (local[:-1].sum(axis=1) == local[1:, 0]) & (remote[:-1].sum(axis=1) == remote[1:, 0])
     starts = np.flatnonzero(np.concatenate(([True], ~follows)))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Network
-
 from dynamo_local.core.errors import UsageError
 from dynamo_local.sdk.config.resolved import ResolvedGraph
-from state.machine.interfaces import interface_in, interfaces
+from state.machine.interfaces import interface_in, interfaces, network_of
 
 _KEY = "kv-network"
 
@@ -19,18 +17,14 @@ def check_kv_networks(graph: ResolvedGraph, *, here: bool) -> None:
 
 def check_kv_network(cidr: str | None, *, here: bool) -> None:
     """Raise UsageError for what is no network, and, if the workers are `here`, for one that this machine is not in."""
-    network = _parsed(cidr) if cidr else None
-    if here and network is not None and interface_in(network) is None:
+    if not cidr:
+        return
+    try:
+        network = network_of(cidr)
+    except ValueError as error:
+        raise UsageError(f"--{_KEY} {error}") from error
+    if here and interface_in(network) is None:
         known = ", ".join(f"{address} ({name})" for name, address in interfaces().items())
         raise UsageError(
             f"--{_KEY}: no interface of this machine has its address in {network}", f"it has {known or 'none'}"
         )
-
-
-def _parsed(cidr: str) -> IPv4Network:
-    try:
-        return IPv4Network(cidr)
-    except ValueError as error:
-        raise UsageError(
-            f"--{_KEY}: {cidr!r} is no IPv4 network", "write it like 10.1.2.0/24, with no bits beyond its length"
-        ) from error

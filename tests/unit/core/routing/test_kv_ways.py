@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dynamo_local.core.messages.kv import TLS_STREAM
 from dynamo_local.core.messages.presence import EngineInfo, Presence
 from dynamo_local.core.routing.kv_ways import KvWays, ways_of_kv
 
@@ -20,6 +21,11 @@ def test_kv_is_read_on_one_machine_and_computed_anew_on_another() -> None:
         "ns_B": KvWays(1, 1, elsewhere=1),
         "ns_C": KvWays(0, 2, elsewhere=2),
     }
+
+
+def test_on_streams_kv_is_read_between_machines_by_tls() -> None:
+    found = ways_of_kv([worker("A", "here", network=TLS_STREAM), worker("B", "there", network=TLS_STREAM)])
+    assert found["ns_A"] == found["ns_B"] == KvWays(0, 0, 1, "TLS", 1)
 
 
 def test_a_machine_that_is_not_known_is_shared_with_nobody() -> None:

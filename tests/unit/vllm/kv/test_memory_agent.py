@@ -115,7 +115,7 @@ def test_each_piece_is_read_to_its_place_and_nothing_else_is_written(
 def test_what_follows_one_another_at_both_sides_is_one_piece() -> None:
     local = np.array([[100, 10], [110, 10], [120, 5], [200, 5]], dtype=np.uint64)
     remote = np.array([[500, 10], [510, 10], [530, 5], [535, 5]], dtype=np.uint64)
-    here, there = memory_agent._joined(local, remote)
+    here, there = memory_agent.joined(local, remote)
     assert here.tolist() == [[100, 20], [120, 5], [200, 5]]
     assert there.tolist() == [[500, 20], [530, 5], [535, 5]]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -85,6 +87,26 @@ async def test_an_adapter_has_a_prefix_of_its_own() -> None:
 
 def test_of_an_adapter_that_is_not_here_nothing_is_pulled() -> None:
     assert pull_of(FakeCore(cached=2)).prefix([1, 2, 3], None, "robot") is None
+
+
+async def test_an_adapter_s_files_are_read_beside_the_event_loop() -> None:
+    read = {name: threading.Event() for name in ("bard@1", "bard@2")}
+
+    def print_of(adapter: Any) -> str:
+        assert read[adapter.lora_name].wait(60.0)
+        return f"print of {adapter.lora_name}"
+
+    pull = PullHost(FakeCore(), DESCRIPTION, {None: "print", "bard": "old"}, hashes_of, print_of)
+    pull.know_adapter("bard", SimpleNamespace(lora_name="bard@1"))
+    pull.know_adapter("bard", SimpleNamespace(lora_name="bard@2"))
+    assert pull.prefix([1, 2, 3], None, "bard") is None
+    for name in ("bard@2", "bard@1"):
+        read[name].set()
+        async with asyncio.timeout(60.0):
+            await asyncio.wait(pull._tasks, return_when=asyncio.FIRST_COMPLETED)
+    prefix = pull.prefix([1, 2, 3], None, "bard")
+    assert prefix is not None
+    assert prefix.fingerprint == "print of bard@2"
 
 
 @pytest.mark.parametrize("print_", ["print", "pirate print"])

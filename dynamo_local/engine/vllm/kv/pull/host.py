@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -81,12 +81,22 @@ class PullHost:
         return self._description.block_bytes
 
     def know_adapter(self, name: str, adapter: Any) -> None:
-        """Take note of an adapter that was loaded while the engine ran, or that has another content than before."""
+        """Take note of an adapter that was loaded while the engine ran, or that has another content than before. No KV
+        is transferred for it until its files have been read, which may take a while."""
         if self._known.get(name) == adapter.lora_name:
             return
         self._known[name] = adapter.lora_name
         self._fingerprints.pop(name, None)
-        if (fingerprint := self._print_of(adapter)) is not None:
+        self._spawn(self._take_print(name, adapter), f"fingerprint of {name}")
+
+    async def _take_print(self, name: str, adapter: Any) -> None:
+        try:
+            fingerprint = await asyncio.to_thread(self._print_of, adapter)
+        except OSError as error:
+            _log.warning("KV of adapter %s is not transferred: %s", name, error)
+            return
+        # Another content of it may have come meanwhile.
+        if fingerprint is not None and self._known[name] == adapter.lora_name:
             self._fingerprints[name] = fingerprint
 
     def prefix(self, token_ids: Sequence[int], cache_salt: str | None, adapter: str | None) -> Prefix | None:
@@ -150,9 +160,7 @@ class PullHost:
 
     def release(self, pins: Sequence[str] = (), holds: Sequence[str] = ()) -> None:
         """End leases, soon. Unknown ones are ignored."""
-        task = asyncio.get_running_loop().create_task(self._release(pins, holds), name="release leases")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._spawn(self._release(pins, holds), "release leases")
 
     async def settle(self) -> None:
         """Wait until the engine core has dealt with everything that it was sent."""
@@ -196,6 +204,11 @@ class PullHost:
     def _sweep(self) -> None:
         self._timer = None
         self.release()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _release(self, pins: Sequence[str], holds: Sequence[str]) -> None:
         next_end = await self._ask("release", pins, holds)

@@ -26,6 +26,9 @@ CPU_TUNING = "cpu_tuning"
 NET_DEVICE = "net_device"
 """Key in the same place: network interface on which engines of other machines read KV. Empty: there is none."""
 
+STREAM_HOST = "stream_host"
+"""Key in the same place: address of this machine at which engines of others read KV on a stream. Empty: none do."""
+
 _MOST_AGENT_BYTES = 1 << 16
 _MOST_AGENTS_BYTES = 1 << 18
 """Bytes of all ranks together: they travel in one message, with the blocks."""

@@ -36,6 +36,7 @@ from dynamo_local.engine.vllm.kv.fence import StepFence
 from dynamo_local.engine.vllm.kv.identity import identity_of, unsupported_layers
 from dynamo_local.engine.vllm.kv.pull.messages import (
     NET_DEVICE,
+    STREAM_HOST,
     Description,
     Pull,
     PullCounts,
@@ -148,8 +149,9 @@ class PullScheduler(NixlPullConnectorScheduler):
     def why_kept(self) -> str | None:
         """Say why blocks must stay as they are although no request runs; None if they need not."""
         assert self.vllm_config.kv_transfer_config is not None
-        if self.vllm_config.kv_transfer_config.get_from_extra_config(NET_DEVICE, ""):
-            return "the memory of KV that other machines read stays where it is (kv-network)"
+        extra = self.vllm_config.kv_transfer_config.get_from_extra_config
+        if extra(NET_DEVICE, "") or extra(STREAM_HOST, ""):
+            return "the memory of KV that other machines read stays where it is (kv-network, kv-stream)"
         self.source.expire()
         if self._reading or self._strays:
             return "blocks of its KV cache are being read into"

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 
 import msgspec
 from vllm.config import VllmConfig
@@ -31,10 +32,10 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from dynamo_local.core.errors import EngineError
 from dynamo_local.engine.vllm.kv.network_agent import bind_transport
-from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID, NET_DEVICE
+from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID, NET_DEVICE, STREAM_HOST
 from dynamo_local.engine.vllm.kv.pull.metadata import PullMetadata, ReadReport, unpack_payload
 from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
-from dynamo_local.engine.vllm.patches.kv.nixl_agent import memory_agents, network_agents
+from dynamo_local.engine.vllm.patches.kv.nixl_agent import memory_agents, network_agents, stream_agents
 from dynamo_local.engine.vllm.patches.tuning.nixl_threads import sleeping_progress_threads
 
 logger = init_logger(__name__)
@@ -56,10 +57,11 @@ class PullWorker(NixlPullConnectorWorker):
         cores = os.sched_getaffinity(0)
         assert vllm_config.kv_transfer_config is not None
         extra = vllm_config.kv_transfer_config.get_from_extra_config
-        with _agents(extra(NET_DEVICE, ""), tuned=extra(CPU_TUNING, True)):
+        self._host_pid: int = extra(HOST_PID, os.getpid())
+        beside = partial(_run_beside, self._host_pid)
+        with _agents(extra(NET_DEVICE, ""), extra(STREAM_HOST, ""), beside, tuned=extra(CPU_TUNING, True)):
             super().__init__(vllm_config, engine_id, kv_cache_config)
         os.sched_setaffinity(0, cores)
-        self._host_pid: int = self.kv_transfer_config.get_from_extra_config(HOST_PID, os.getpid())
         self._reader = ReaderThread(self.nixl_wrapper, self._prepare_to_read)
         self.nixl_wrapper = self._reader
         self._deadlines: dict[str, float] = {}
@@ -204,8 +206,7 @@ class PullWorker(NixlPullConnectorWorker):
 
     def _prepare_to_read(self) -> None:
         self._use_device()
-        # The worker's host is kept off the cores of engines that decode, this one's among them, if there are others.
-        os.sched_setaffinity(0, os.sched_getaffinity(self._host_pid))
+        _run_beside(self._host_pid)
 
     def _get_new_notifs(self) -> set[str]:
         """Return no notifications: readers send none."""
@@ -223,19 +224,31 @@ class PullWorker(NixlPullConnectorWorker):
         super()._cleanup_remote_engine(engine_id, log_eviction=log_eviction)
 
 
+def _run_beside(host_pid: int) -> None:
+    """Have this thread run where the worker's host does: that is kept off the cores of engines that decode, this one's
+    among them, if there are others."""
+    os.sched_setaffinity(0, os.sched_getaffinity(host_pid))
+
+
 @contextmanager
-def _agents(net_device: str, *, tuned: bool) -> Iterator[None]:
+def _agents(net_device: str, stream_host: str, beside: Callable[[], None], *, tuned: bool) -> Iterator[None]:
     """The context in which vLLM's connector makes its agent. `net_device`: the interface on which engines of other
-    machines read."""
+    machines read; `stream_host`: the address at which they read on a stream, whose threads begin with `beside`."""
     on_cpu = current_platform.is_cpu()
     if net_device:
         bind_transport(net_device, only_tcp=on_cpu)
     with ExitStack() as stack:
         if on_cpu:
-            stack.enter_context(network_agents() if net_device else memory_agents())
+            stack.enter_context(_cpu_agents(net_device, stream_host, beside))
         if tuned and (net_device or not on_cpu):
             stack.enter_context(sleeping_progress_threads())
         yield
+
+
+def _cpu_agents(net_device: str, stream_host: str, beside: Callable[[], None]) -> AbstractContextManager[None]:
+    if stream_host:
+        return stream_agents(stream_host, beside)
+    return network_agents() if net_device else memory_agents()
 
 
 def _remote_of(meta: ReqMeta) -> RemoteMeta:

@@ -1,9 +1,10 @@
 """Agents of our own in the place of NIXL's, for engines on a CPU: those that copy from other processes' memory
-(kv/memory_agent.py), and those that are read by other machines as well (kv/network_agent.py)."""
+(kv/memory_agent.py), and those that are read by other machines as well (kv/network_agent.py), by NIXL or on a stream
+(kv/stream)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +27,22 @@ def network_agents() -> Iterator[None]:
 
 
 @contextmanager
-def _agents(kind: type) -> Iterator[None]:
+def stream_agents(host: str, prepare: Callable[[], None]) -> Iterator[None]:
+    """The same with an agent that reads on other machines by streams, and serves them at this address. `prepare` is
+    called in each thread of its own. Making one raises EngineError if it cannot listen there."""
+
+    # Imported here: what makes certificates takes a while to import.
+    from dynamo_local.engine.vllm.kv.stream.agent import StreamAgent
+
+    def made(name: str, config: object = None) -> NetworkAgent:
+        return NetworkAgent(name, config, StreamAgent(host, prepare))
+
+    with _agents(made):
+        yield
+
+
+@contextmanager
+def _agents(kind: Callable[..., Any]) -> Iterator[None]:
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
 
     module: Any = base_worker

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.certificate import make_certificate
 from dynamo_local.core.errors import UsageError
 from dynamo_local.supervisor.server.launch.bus import bus_of, external_bus
-from dynamo_local.supervisor.server.nats.certificate import make_certificate
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.engine.kv.network import NO_NETWORK, ClosedNetwork, NetworkSettings, network_here
-from dynamo_local.sdk.config.flags import kv_network_flag, overrides_of
+from dynamo_local.core.messages.kv import TLS_STREAM
+from dynamo_local.engine.kv.network import NO_FAR_KV, FarKv, NetworkSettings, far_kv_here
+from dynamo_local.sdk.config.flags import kv_network_flag, kv_stream_flag, overrides_of
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.graph import load_graph
 from dynamo_local.sdk.service import spec_of
@@ -63,13 +64,34 @@ def test_the_option_is_for_workers() -> None:
     assert {each.section for each in found} == {"VllmWorker", "PrefillWorker"}
     assert {(each.path, each.text) for each in found} == {(("kv-network",), ELSEWHERE)}
     assert kv_network_flag(None) == ()
+    (stream,) = kv_stream_flag(given=True)
+    assert {each.section for each in overrides_of([spec_of(each) for each in services], (stream,))} == {
+        "VllmWorker",
+        "PrefillWorker",
+    }
+    assert kv_stream_flag(given=False) == ()
 
 
 def test_a_worker_goes_by_the_interface_that_its_machine_has(caplog: pytest.LogCaptureFixture) -> None:
-    assert network_here(NetworkSettings(HERE)) == ClosedNetwork(HERE, "eth0")
-    assert network_here(NetworkSettings()) == NO_NETWORK
+    assert far_kv_here(NetworkSettings(HERE)) == FarKv(HERE, "eth0")
+    assert far_kv_here(NetworkSettings(), bus_host="10.1.2.3") == NO_FAR_KV
     assert not caplog.text
-    assert network_here(NetworkSettings(ELSEWHERE)) == NO_NETWORK
-    assert network_here(NetworkSettings(HERE), "there are other users") == NO_NETWORK
+    assert far_kv_here(NetworkSettings(ELSEWHERE)) == NO_FAR_KV
+    assert far_kv_here(NetworkSettings(HERE), no_port="there are other users") == NO_FAR_KV
     assert "no interface has its address" in caplog.text
     assert "there are other users" in caplog.text
+
+
+def test_a_stream_goes_where_the_bus_is_on_tls(caplog: pytest.LogCaptureFixture) -> None:
+    stream = NetworkSettings(kv_stream=True)
+    # A stream knows who reads, other users of the machine do not.
+    assert far_kv_here(stream, bus_host="10.1.2.3", no_port="there are other users") == FarKv(
+        TLS_STREAM, host="10.1.2.3"
+    )
+    assert not caplog.text
+    assert far_kv_here(stream) == NO_FAR_KV
+    assert far_kv_here(stream, bus_host="10.1.2.3", no_stream="it is on a GPU") == NO_FAR_KV
+    assert "the bus is not on TLS" in caplog.text
+    assert "it is on a GPU" in caplog.text
+    with pytest.raises(ValueError, match="exclude each other"):
+        NetworkSettings(HERE, kv_stream=True)

@@ -1,4 +1,4 @@
-"""The certificate by which a server's own NATS proves who it is, signed by an authority that is made for it alone."""
+"""The certificate by which a server's own NATS, or a source of KV, proves who it is. It has an authority of its own."""
 
 from __future__ import annotations
 
