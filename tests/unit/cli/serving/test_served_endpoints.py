@@ -241,7 +241,10 @@ def test_on_a_cluster_the_nodes_have_the_devices(
     config_of = {service["name"]: service["config"] for service in plan["graph"]["services"]}
     assert config_of["Planner"]["max-gpu-budget"] > 1000
     assert run(["serve", "-f", config, "--environment", "ray", "--kv-network", "10.1.2.1/24", "--dry-run"]) == 2
-    assert "--kv-network: '10.1.2.1/24' is no IPv4 network" in capsys.readouterr().err
+    assert "--kv-network must be an IPv4 network such as" in capsys.readouterr().err
+    both = ["--kv-network", "10.1.2.0/24", "--kv-stream"]
+    assert run(["serve", "-f", config, "--environment", "ray", *both, "--dry-run"]) == 2
+    assert "--kv-network and --kv-stream exclude each other" in capsys.readouterr().err
     store(paths, "chat")
     adapter = file("endpoints: [{name: fr, model: ./mine, adapter_of: chat}]")
     assert run(["serve", "-f", adapter, "--environment", "ray", "--dry-run"]) == 2
