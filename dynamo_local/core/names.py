@@ -36,9 +36,10 @@ HTTP_PORT_ENV = "DYN_HTTP_PORT"
 """Set by the server in the root service's process: port that the API listens on."""
 
 LOCAL_NODE = "local"
+"""The node of a graph whose processes are all on one machine."""
+
 _NODE_SHOWN = 12
 """Characters of a node's name that tell it from others: those of Ray have 56."""
-"""The node of a graph whose processes are all on one machine."""
 
 _NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
 

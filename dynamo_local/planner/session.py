@@ -30,7 +30,7 @@ from dynamo_local.planner.server_state import StateReader
 from dynamo_local.supervisor.actuator.change_lock import hold_lock
 from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.admin.connect import bus_of
-from dynamo_local.supervisor.server.launch.blueprint import Blueprint
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint, only_starting
 from dynamo_local.tasks import TaskGuard, unless
 from state.devices.holding import held
 from state.locks import LockTimeoutError
@@ -60,8 +60,8 @@ class PlannerSession:
 
     async def run(self, bus: Bus, tasks: TaskGuard) -> None:
         """Plan until cancelled. Side tasks are spawned in `tasks`. A service waits until all of the server has been
-        ready once, and for another acting planner to end. For `dynamo planner` that is an error, as is a server whose
-        workers cannot be changed yet.
+        ready once, and for another acting planner to end. For `dynamo planner` both are errors; one that only observes
+        needs a server whose processes are registered.
 
         Raises NotRunningError when the server has ended; without `watcher` also UsageError, SupervisorError, and
         ConfigError if the running workers hold more devices than the budget has.
@@ -134,15 +134,19 @@ class PlannerSession:
                 if not self.watcher:
                     raise
             else:
-                if not self.watcher or await asyncio.to_thread(self._is_up):
+                if await asyncio.to_thread(self._may_begin):
                     return blueprint
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    def _is_up(self) -> bool:
+    def _may_begin(self) -> bool:
         """Whether all of the server has been ready once. Before, its first workers may not have come: others would be
-        added in their place, and one that was removed would be waited for."""
+        added in their place, and one that was removed would be waited for. Raises SupervisorError by hand."""
         record = read_record(self.paths)
-        return record is not None and record.phase == "running"
+        if self.watcher:
+            return record is not None and record.phase == "running"
+        if not self.options.no_operation and record is not None and record.phase == "starting":
+            raise only_starting(self.paths.namespace)
+        return True
 
     @asynccontextmanager
     async def _only_one(self, lock: Path, busy: Callable[[LockTimeoutError, bool], None]) -> AsyncIterator[None]:

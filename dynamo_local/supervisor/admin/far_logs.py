@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from dynamo_local.core.errors import BusError, NotRunningError, StateError, SupervisorError
+from dynamo_local.core.errors import BusError, NotRunningError, SilentNodeError, StateError, SupervisorError
 from dynamo_local.supervisor.server.reports.logs import selectors
 from state.paths import StatePaths
 from state.statefile.store import StateStore
@@ -68,15 +68,17 @@ class FarLogs:
         return FarFollower(self, watcher)
 
     def read(self, watcher: str, lines: int, after: int | None) -> tuple[tuple[str, ...], int | None]:
-        """Lines, and the offset after them; none, and `after`, of a node that does not answer. The next one of such a
-        node is not waited for."""
+        """Lines, and the offset after them; none, and `after`, of a log that cannot be read now. If its node does not
+        answer, the next one of that node is not waited for."""
         node = self._nodes.get(watcher, "")
         if self._clock() - self._silent.get(node, -math.inf) < _ASK_AGAIN_S:
             return (), after
         try:
             found = self._runner.run(self._read(watcher, lines, after))
-        except (BusError, SupervisorError):
+        except (BusError, SilentNodeError):
             self._silent[node] = self._clock()
+            return (), after
+        except SupervisorError:
             return (), after
         self._silent.pop(node, None)
         return found

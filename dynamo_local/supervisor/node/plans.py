@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
@@ -33,6 +34,8 @@ class NodePlans:
     inventory: Inventory
     blueprint: BlueprintFile
     exists: Callable[[Path], bool] = Path.exists
+    _learning: Lock = field(default_factory=Lock, init=False)
+    """Held from the look at what is present on: a revision that another thread learns meanwhile would be forgotten."""
 
     def plan(self, asked: WatcherPlan) -> WatcherPlan:
         """Plan that process for this node, on the devices asked for. Raises UsageError for what cannot run here."""
@@ -42,10 +45,15 @@ class NodePlans:
         self._check_model(graph.service(watcher.service))
         return plan_watcher(template, watcher, self.inventory, asked.devices)
 
-    def learn(self, revision: str, data: bytes, present: Collection[str]) -> None:
-        """Take the graph of an endpoint's revision, and forget those that are not `present`: no worker of them is here,
-        and they are learned again for the next one. Raises DecodeError for what is no graph."""
+    def learn(self, revision: str, data: bytes, present: Callable[[], Collection[str]]) -> None:
+        """Take the graph of an endpoint's revision, and forget those that are not `present`: nothing is reserved for
+        workers of them here, and they are learned again for the next one. Blocks. Raises DecodeError for what is no
+        graph, and what `present` raises."""
         graph = ResolvedGraph.from_json(data)
+        with self._learning:
+            self._learn(revision, graph, data, present())
+
+    def _learn(self, revision: str, graph: ResolvedGraph, data: bytes, present: Collection[str]) -> None:
         path = self.paths.graph_of(revision)
         make_private_directory(path.parent)
         write_private(path, data)

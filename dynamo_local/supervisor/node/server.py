@@ -120,9 +120,11 @@ class NodeServer:
         local = LocalPlaces(books, inventory, HeldDevices(holding), watchers, self._paths.log_file)
         plans = NodePlans(self._order.node, self._paths, inventory, machinery.blueprint)
 
+        def present() -> set[str]:
+            entries = machinery.store.read().components.values()
+            return {entry.watcher.revision for entry in entries if entry.holds}
+
         async def learn(revision: str, graph: bytes) -> None:
-            entries = (await books.read()).components.values()
-            present = {entry.watcher.revision for entry in entries if entry.holds}
             await asyncio.to_thread(plans.learn, revision, graph, present)
 
         service = PlacesService(NodePlaces(local, books, plans.plan, machinery.restarter.given_up), self._tasks, learn)

@@ -107,7 +107,9 @@ class NodeKeeper:
         if hanging:
             lost = await places.lost(await places.seen())
         entries = (await places.books.read()).components
-        lost = (*lost, *await self._released_already(entries))
+        # Not those that somebody has changed since, as who removes a worker does: the cluster may take long to answer.
+        still = [one for one in lost if _is_unchanged(one, entries.get(one.watcher_name))]
+        lost = (*still, *await self._released_already(entries))
         # Workers of endpoints are replaced by the controller of these.
         own = [entry for entry in lost if not entry.watcher.revision]
         self._heed_orders({name: entry for name, entry in entries.items() if not entry.watcher.revision}, own)
@@ -196,6 +198,10 @@ class NodeKeeper:
                 self._soon_until = self.clock() + _SOON_S
                 # What became of the others until now is no later order.
                 self._counts.pop(change.component or "", None)
+
+
+def _is_unchanged(before: Component, entry: Component | None) -> bool:
+    return entry is not None and (entry.holds, entry.phase) == (before.holds, before.phase)
 
 
 def _stays(entry: Component) -> bool:

@@ -93,7 +93,7 @@ def _orphan(process: Process) -> Orphan | None:
 class Reaper:
     """Reaps orphans that have ended. Call `look` whenever a child has ended.
 
-    `spared`: pid of the child that this process has started itself, circusd, for which asyncio waits.
+    `spared`: pid of the child that this process has started itself, circusd, whose end is awaited elsewhere.
     """
 
     spared: Callable[[], int]

@@ -114,6 +114,7 @@ class Suite:
         after = server.workers(WORKERS)[watcher]
         assert after[0] != pid
         assert after[1] == node
+        assert "killed by SIGKILL" in server.command("events", "--kind", "death")
 
     def test_streams_migrate(self, server: EnvironmentServer, undisturbed: Told) -> None:
         source = next(iter(server.workers(WORKERS)))

@@ -53,7 +53,8 @@ class DevicesOfNodes:
         return self._left(state, virtual=False, rooms=running)
 
     def node(self, device: int) -> str:
-        return next(node for node, number in self._numbers.items() if number == node_of(device))
+        # A copy: another thread may number a node that joins.
+        return next(node for node, number in self._numbers.copy().items() if number == node_of(device))
 
     def ids(self, component: Component) -> tuple[int, ...]:
         if component.node not in self.rooms():

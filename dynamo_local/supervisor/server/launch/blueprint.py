@@ -211,7 +211,7 @@ def why_absent(paths: StatePaths) -> SupervisorError:
     namespace = paths.namespace
     record = read_record(paths)
     if record is None and not paths.statefile.exists():
-        return SupervisorError(f"the server in namespace {namespace} is only starting", _WAIT)
+        return only_starting(namespace)
     if not paths.run_dir.exists():
         return _removed(paths.run_dir)
     if record is None or record.phase == "running" or paths.blueprint_file.exists():
@@ -220,6 +220,11 @@ def why_absent(paths: StatePaths) -> SupervisorError:
         return SupervisorError(
             f"the server in namespace {namespace} is stopping", "`dynamo ls` shows whether it has ended"
         )
+    return only_starting(namespace)
+
+
+def only_starting(namespace: str) -> SupervisorError:
+    """The error for what a server does only once all of it has been ready."""
     return SupervisorError(f"the server in namespace {namespace} is only starting", _WAIT)
 
 

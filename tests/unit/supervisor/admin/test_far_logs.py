@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dynamo_local.core.errors import SilentNodeError
+from dynamo_local.core.errors import SilentNodeError, SupervisorError
 from dynamo_local.supervisor.admin.far_logs import FarLogs
 from state.paths import StatePaths
 
@@ -18,11 +18,14 @@ class Silent(FarLogs):
         self.asked: list[str] = []
         self.lines = [f"line {number}" for number in range(9)]
         self.answers = True
+        self.refused = ""
 
     async def _read(self, watcher: str, lines: int, after: int | None) -> tuple[tuple[str, ...], int]:
         self.asked.append(watcher)
         if not self.answers:
             raise SilentNodeError("node a does not answer")
+        if watcher == self.refused:
+            raise SupervisorError("PermissionError: its log")
         return tuple(self.lines[after or 0 :][-lines:]), len(self.lines)
 
 
@@ -59,3 +62,10 @@ def test_a_silent_node_is_waited_for_once_and_not_for_each_of_its_logs(tmp_path:
         logs.now, logs.answers = 5, True
         for watcher in logs._nodes:
             assert logs.read(watcher, 9, 0)[1] == 9
+
+
+def test_a_log_that_cannot_be_read_hides_no_other_one_of_its_node(tmp_path: Path) -> None:
+    with Silent(tmp_path) as logs:
+        logs._nodes = {"far_VllmWorker": "a", "far_VllmWorker_1": "a"}
+        logs.refused = "far_VllmWorker"
+        assert [logs.read(watcher, 9, 0)[1] for watcher in logs._nodes] == [0, 9]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import threading
 from pathlib import Path
 
 import msgspec
@@ -103,16 +104,16 @@ def test_the_graph_of_a_revision_is_learned(tmp_path: Path) -> None:
     watcher = Watcher("dynamo", "VllmWorker", 0, "chat@2")
     with pytest.raises(UsageError, match="VllmWorker"):
         found.plan(asked(watcher))
-    found.learn("chat@2", graph().to_json(), ())
+    found.learn("chat@2", graph().to_json(), tuple)
     assert found.plan(asked(watcher)).watcher == watcher
     with pytest.raises(DecodeError):
-        found.learn("chat@3", b"{}", ())
+        found.learn("chat@3", b"{}", tuple)
 
 
 def test_revisions_without_workers_are_forgotten_with_the_next_one(tmp_path: Path) -> None:
     found = plans(tmp_path)
     for revision in ("chat@1", "code@1", "chat@2"):
-        found.learn(revision, graph().to_json(), {"code@1"})
+        found.learn(revision, graph().to_json(), lambda: {"code@1"})
     assert found.blueprint.revisions() == {"code@1", "chat@2"}
     assert [found.paths.graph_of(revision).exists() for revision in ("chat@1", "code@1", "chat@2")] == [
         False,
@@ -120,6 +121,22 @@ def test_revisions_without_workers_are_forgotten_with_the_next_one(tmp_path: Pat
         True,
     ]
     assert found.plan(asked()).watcher == WATCHER
+
+
+def test_a_revision_that_is_learned_beside_another_one_is_not_forgotten(tmp_path: Path) -> None:
+    """What is present was looked at before anything was reserved for it."""
+    found, others = plans(tmp_path), list[threading.Thread]()
+
+    def another_comes() -> tuple[str, ...]:
+        others.append(threading.Thread(target=found.learn, args=("code@1", graph().to_json(), lambda: ("chat@1",))))
+        others[0].start()
+        others[0].join(0.2)
+        return ()
+
+    found.learn("chat@1", graph().to_json(), another_comes)
+    others[0].join()
+    assert found.blueprint.revisions() == {"chat@1", "code@1"}
+    assert found.paths.graph_of("code@1").exists()
 
 
 def test_a_node_has_a_fork_server_for_workers_of_the_graph_or_else_of_endpoints() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 
 import pytest
@@ -12,6 +12,7 @@ from dynamo_local.core.errors import SilentNodeError, StateError, SupervisorErro
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.ports import Ports
+from dynamo_local.supervisor.places.cluster import ClusterNode
 from dynamo_local.supervisor.places.clustered import Seen
 from dynamo_local.supervisor.places.port import LogPart
 from dynamo_local.supervisor.places.rooms import device_count
@@ -223,6 +224,29 @@ async def test_a_worker_that_somebody_else_found_lost_is_replaced(site: ClusterI
     await keeper.keeper.look()
     await keeper.keeper.replace()
     assert keeper.count == 2
+
+
+async def test_a_worker_that_is_removed_during_a_look_is_not_lost(
+    site: ClusterInMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while the cluster takes long to answer."""
+    removed, _ = await site.worker(0)
+    await site.worker(1)
+    await site.worker(2)
+    keeper, nodes = Keeper(site), site.cluster.nodes
+    keeper.added.set()
+    await keeper.keeper.look()
+
+    async def slow() -> Mapping[str, ClusterNode]:
+        monkeypatch.setattr(site.cluster, "nodes", nodes)
+        assert (await actuator_of(site).apply(RemoveWorker(str(removed), "decode"), DeviceLimits())).done
+        return await nodes()
+
+    monkeypatch.setattr(site.cluster, "nodes", slow)
+    for _ in range(3):
+        await keeper.keeper.look()
+    await keeper.keeper.replace()
+    assert keeper.count == 0
 
 
 async def test_a_second_loss_is_no_order(site: ClusterInMemory) -> None:

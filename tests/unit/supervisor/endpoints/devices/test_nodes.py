@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.endpoints.turns.placing import on_node
 from dynamo_local.core.errors import DeviceError
 from dynamo_local.core.names import Watcher
 from dynamo_local.core.planning.actions import AddWorker
@@ -132,6 +133,21 @@ def test_nodes_that_several_threads_see_first_have_ids_of_their_own() -> None:
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(devices.ids, entries)
     assert first != second
+
+
+def test_a_node_may_join_while_that_of_a_device_is_looked_for() -> None:
+    class Slow(int):
+        """Another thread numbers a node meanwhile."""
+
+        __hash__ = int.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            devices._numbers["joins"] = 7
+            return int(self) == other
+
+    devices = nodes_of({})
+    devices._numbers |= {"a": Slow(0), "b": 1}
+    assert devices.node(on_node(1, [0])[0]) == "b"
 
 
 def test_what_others_hold_is_what_is_neither_free_nor_ours() -> None:
