@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 
 from dynamo_local.bus.certificate import Certificate, make_certificate
 from dynamo_local.core.errors import EngineError
+from dynamo_local.engine.vllm.kv.pull.messages import FORGOTTEN_S
 from dynamo_local.engine.vllm.kv.stream.frames import (
     HELLO_BYTES,
     MAGIC,
@@ -41,8 +42,8 @@ MOST_STRANGERS = 16
 
 _HELLO_S = 5.0
 """Time for TLS and the secret."""
-_IDLE_S = 600.0
-"""Time after which a connection ends on which nothing is asked. Readers forget a source earlier (`engine_ttl`)."""
+_IDLE_S = 2 * FORGOTTEN_S
+"""Time after which a connection ends on which nothing is asked. Readers forget a source earlier."""
 _STALL_S = 10.0
 """Time for the rest of a request, and for a reader to take some more of what it asked for."""
 _CHUNK_BYTES = 1 << 18
