@@ -95,8 +95,7 @@ def _overrides(spec: EndpointSpec) -> Iterator[str]:
 def _goes_before(spec: EndpointSpec, flag: Flag) -> bool:
     """Whether the endpoint has its own in the place of an option of the server. KV crosses machines in one way: one
     that chooses the other way does without the server's."""
-    (key,) = flag.path
-    others = {KV_NETWORK: KV_STREAM, KV_STREAM: KV_NETWORK}
+    key, others = flag.path[0], {KV_NETWORK: KV_STREAM, KV_STREAM: KV_NETWORK}
     sections = (value for name, value in spec.args.items() if _is_section(name, value))
     return key in spec.args or any(own.get(others.get(key, "")) for own in (spec.args, *sections))
 

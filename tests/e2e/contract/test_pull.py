@@ -7,7 +7,7 @@ import inspect
 import random
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -311,7 +311,9 @@ def test_the_bases_still_have_what_we_hang_on_to() -> None:
         "dst_num_blocks", "compat_hash", "use_host_buffer", "device_id", "tp_rank", "nixl_wrapper",
     ):  # fmt: skip
         assert f"self.{name}" in worker, name
-    for name in ("_pop_done_transfers", "_validate_remote_parallel_config", "add_remote_agent"):
+    for name in (
+        "_evict_stale_engines", "_pop_done_transfers", "_validate_remote_parallel_config", "add_remote_agent",
+    ):  # fmt: skip
         assert hasattr(NixlBaseConnectorWorker, name), name
     assert hasattr(KVConnectorBase_V1, "bind_gpu_block_pool")
     assert "kv_connector_stats" in inspect.signature(Scheduler.make_stats).parameters
@@ -358,7 +360,7 @@ def test_an_engine_that_was_not_read_from_for_long_is_connected_to_again() -> No
     worker = PullWorker.__new__(PullWorker)
     worker._deadlines, worker._to_confirm, worker._verdicts, worker._agents = {}, set(), {}, {}
     worker._engine_ttl, worker.tp_rank = FORGOTTEN_S, 0
-    worker._recving_transfers, worker._stray_engines, worker._recving_metadata = {}, {}, {}
+    worker._recving_transfers, worker._stray_engines, worker._recving_metadata = defaultdict(list), {}, {}
     worker._remote_agents = {"idle": {(0, 0): "name"}, "other": {(0, 0): "name"}}
     now = time.perf_counter()
     worker._engine_last_active = {"idle": now - FORGOTTEN_S - 1, "other": now - FORGOTTEN_S + PATIENCE_S}
