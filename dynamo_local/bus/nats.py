@@ -22,7 +22,6 @@ from dynamo_local.bus import without_websockets  # noqa: F401
 import msgspec
 import nats
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg as NatsMsg
 from nats.js import JetStreamContext
 from nats.protocol.parser import AUTHORIZATION_VIOLATION as _REFUSED
@@ -52,7 +51,7 @@ _PENDING_BYTES = 32 * 1024 * 1024
 class Bus:
     """The connection of one process to NATS."""
 
-    def __init__(self, client: Client, name: str) -> None:
+    def __init__(self, client: TlsClient, name: str) -> None:
         self._client = client
         self._name = name
         self._was_connected = False

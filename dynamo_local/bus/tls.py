@@ -88,9 +88,10 @@ class TlsClient(Client):
         await super()._process_info(info, initial_connection)
 
 
-def local_host(client: Client) -> str:
-    """This machine's address on a connection of TLS that leads to other machines. Empty otherwise."""
-    transport = client._transport
+def local_host(client: TlsClient) -> str:
+    """This machine's address on a connection of TLS that leads to other machines. Empty otherwise, and where the next
+    connection may be another: without `wants_tls`, TLS is what the server's greeting asks for."""
+    transport = client._transport if client.wants_tls else None
     host = transport.local_host() if isinstance(transport, TlsTransport) else ""
     return "" if not host or ip_address(host).is_loopback else host
 

@@ -19,7 +19,7 @@ from dynamo_local.core.sizing.machine import Machine
 from dynamo_local.engine.vllm.arguments import every_argument
 from dynamo_local.engine.vllm.command_line import flag_of
 from dynamo_local.sdk.config.configuration import resolve
-from dynamo_local.sdk.config.flags import Flag
+from dynamo_local.sdk.config.flags import KV_NETWORK, KV_STREAM, Flag
 from dynamo_local.sdk.graph import load_graph
 from dynamo_local.supervisor.endpoints.revisions.launch import AGGREGATED, DISAGGREGATED, ModelTools
 from state.devices.allocation import Inventory
@@ -56,7 +56,7 @@ class EndpointToolMaker:
             planner=spec.most_workers > spec.least_awake,
         )
         chooser = ModelChooser(source.facts, wishes, sized=True, machine=self.machine)
-        flags = (*(flag for flag in self.flags if flag.path[0] not in spec.args), *_flags(spec))
+        flags = (*(flag for flag in self.flags if not _goes_before(spec, flag)), *_flags(spec))
         return ModelTools(flags, tuple(_overrides(spec)), chooser, source.named, source.obtain)
 
 
@@ -90,6 +90,14 @@ def _overrides(spec: EndpointSpec) -> Iterator[str]:
     for key, value in spec.args.items():
         if _is_section(key, value):
             yield from (f"--{key}.{name}={_text(item)}" for name, item in value.items())
+
+
+def _goes_before(spec: EndpointSpec, flag: Flag) -> bool:
+    """Whether the endpoint has its own in the place of an option of the server. KV crosses machines in one way: one
+    that chooses the other way does without the server's."""
+    key, others = flag.path[0], {KV_NETWORK: KV_STREAM, KV_STREAM: KV_NETWORK}
+    sections = (value for name, value in spec.args.items() if _is_section(name, value))
+    return key in spec.args or any(own.get(others.get(key, "")) for own in (spec.args, *sections))
 
 
 def _is_section(key: str, value: Any) -> bool:

@@ -18,7 +18,7 @@ from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding
 from dynamo_local.engine.vllm.environment import settle_threads
 from dynamo_local.engine.vllm.kv.events_config import check_events_config
 from dynamo_local.engine.vllm.kv.local_users import LocalUserSettings, other_users, why_port_forbidden
-from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID, NET_DEVICE, STREAM_HOST
+from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, FORGOTTEN_S, HOST_PID, NET_DEVICE, STREAM_HOST
 from dynamo_local.engine.vllm.patches.check import applies, require
 from dynamo_local.engine.vllm.patches.kv.cache_changes import let_engines_tell_of_caches
 from dynamo_local.engine.vllm.patches.parking import let_engines_park
@@ -188,8 +188,8 @@ def _transfer_config(tuned: bool, far: FarKv) -> Any:
         kv_role="kv_both",
         kv_load_failure_policy="recompute",
         kv_connector_extra_config={
-            # Forget engines, dead ones mostly, that nothing was read from for so long.
-            "engine_ttl": 300.0,
+            # Dead ones mostly.
+            "engine_ttl": FORGOTTEN_S,
             # No threads that share the work of many small reads: on one machine there is not so much.
             "num_threads": 0,
             HOST_PID: os.getpid(),

@@ -10,6 +10,8 @@ from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.sdk.config.overrides import Override
 from dynamo_local.sdk.service import ServiceSpec
 
+KV_NETWORK, KV_STREAM = "kv-network", "kv-stream"
+
 
 @dataclass(frozen=True)
 class Flag:
@@ -29,14 +31,12 @@ class Flag:
 
 def kv_network_flag(cidr: str | None) -> tuple[Flag, ...]:
     """The option `--kv-network`, if it is given."""
-    key = "kv-network"
-    return () if cidr is None else (Flag((key,), cidr, f"--{key}", key, engines_only=True),)
+    return () if cidr is None else (Flag((KV_NETWORK,), cidr, f"--{KV_NETWORK}", KV_NETWORK, engines_only=True),)
 
 
 def kv_stream_flag(*, given: bool) -> tuple[Flag, ...]:
     """The option `--kv-stream`, if it is given."""
-    key = "kv-stream"
-    return (Flag((key,), "true", f"--{key}", key, engines_only=True),) if given else ()
+    return (Flag((KV_STREAM,), "true", f"--{KV_STREAM}", KV_STREAM, engines_only=True),) if given else ()
 
 
 def overrides_of(specs: Sequence[ServiceSpec], flags: Sequence[Flag]) -> Iterator[Override]:

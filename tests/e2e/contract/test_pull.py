@@ -6,7 +6,8 @@ import importlib
 import inspect
 import random
 import re
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,10 +30,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBase
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
+from vllm.logging_utils.dump_input import prepare_object_to_dump
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import UtilityOutput
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
@@ -50,8 +52,15 @@ from dynamo_local.engine.vllm.kv.fence import StepFence
 from dynamo_local.engine.vllm.kv.identity import unsupported_layers
 from dynamo_local.engine.vllm.kv.pull import scheduler as pull_scheduler
 from dynamo_local.engine.vllm.kv.pull.connector import PrefixPullConnector
-from dynamo_local.engine.vllm.kv.pull.messages import Description, PullCounts
-from dynamo_local.engine.vllm.kv.pull.metadata import KeptStats
+from dynamo_local.engine.vllm.kv.pull.messages import (
+    FORGOTTEN_S,
+    Description,
+    Handle,
+    Pull,
+    PullCounts,
+    TransferParams,
+)
+from dynamo_local.engine.vllm.kv.pull.metadata import KeptStats, PullMetadata
 from dynamo_local.engine.vllm.kv.pull.scheduler import PullScheduler, _Blocks
 from dynamo_local.engine.vllm.kv.pull.worker import PullWorker
 from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
@@ -59,6 +68,8 @@ from dynamo_local.engine.vllm.kv.source import PullSource
 from dynamo_local.engine.vllm.patches.kv.block_pool import report_references
 from dynamo_local.engine.vllm.patches.tuning.nixl_threads import PROGRESS_TIMEOUT_US, sleeping_progress_threads
 from dynamo_local.engine.vllm.requests import outputs, wire
+
+PATIENCE_S = 60.0
 
 COUNTS = PullCounts(
     blocks=10, used_blocks=5, kept_blocks=2, leases=1, reads=0, blocks_read=0, scheduled_steps=7, ended_steps=7
@@ -300,7 +311,9 @@ def test_the_bases_still_have_what_we_hang_on_to() -> None:
         "dst_num_blocks", "compat_hash", "use_host_buffer", "device_id", "tp_rank", "nixl_wrapper",
     ):  # fmt: skip
         assert f"self.{name}" in worker, name
-    for name in ("_pop_done_transfers", "_validate_remote_parallel_config", "add_remote_agent"):
+    for name in (
+        "_evict_stale_engines", "_pop_done_transfers", "_validate_remote_parallel_config", "add_remote_agent",
+    ):  # fmt: skip
         assert hasattr(NixlBaseConnectorWorker, name), name
     assert hasattr(KVConnectorBase_V1, "bind_gpu_block_pool")
     assert "kv_connector_stats" in inspect.signature(Scheduler.make_stats).parameters
@@ -317,6 +330,58 @@ def test_nobody_but_us_tells_the_connector_what_to_do() -> None:
     ours = wire.core_request_of(work, {"hold_s": 2.0})
     request = Request.from_engine_core_request(ours, None)
     assert request.kv_transfer_params == {"hold_s": 2.0}
+
+
+def test_what_vllm_logs_of_a_step_that_has_failed_has_no_secrets() -> None:
+    pull = Pull(Handle("far", (b"secret",), (5,)), (b"hash",), 1.0)
+    transfer = msgspec.to_builtins(TransferParams(pull), builtin_types=(bytes,))
+    sampling = msgspec.Raw(msgspec.msgpack.encode({"max_tokens": 5}))
+    work = Submit(request_id="r", epoch=1, frontend="f", token_ids=[1, 2], sampling=sampling, key="key")
+    request = Request.from_engine_core_request(wire.core_request_of(work, transfer), None)
+    assert request.kv_transfer_params == transfer
+    scheduler = PullScheduler.__new__(PullScheduler)
+    scheduler._hold_s, scheduler._wanted, scheduler.block_size = {}, {}, 32
+    scheduler.on_new_request(request)
+    assert request.sampling_params is not None
+    assert request.sampling_params.extra_args == {wire.KEY: "key"}
+    meta = PullMetadata()
+    meta.add_read("r", "far", (b"secret",), [1], [5], 1.0)
+    output = SchedulerOutput.make_empty()
+    output.scheduled_new_reqs = [NewRequestData.from_request(request, ([1],))]
+    output.kv_connector_metadata = meta
+    logged = prepare_object_to_dump(output)
+    assert "secret" not in logged
+    assert "far" in logged
+    # As it would be otherwise.
+    assert "secret" in prepare_object_to_dump(vars(meta))
+
+
+def test_an_engine_that_was_not_read_from_for_long_is_connected_to_again() -> None:
+    worker = PullWorker.__new__(PullWorker)
+    worker._deadlines, worker._to_confirm, worker._verdicts, worker._agents = {}, set(), {}, {}
+    worker._engine_ttl, worker.tp_rank = FORGOTTEN_S, 0
+    worker._recving_transfers, worker._stray_engines, worker._recving_metadata = defaultdict(list), {}, {}
+    worker._remote_agents = {"idle": {(0, 0): "name"}, "other": {(0, 0): "name"}}
+    now = time.perf_counter()
+    worker._engine_last_active = {"idle": now - FORGOTTEN_S - 1, "other": now - FORGOTTEN_S + PATIENCE_S}
+    evicted: list[str] = []
+
+    def clean(engine: str) -> None:
+        evicted.append(engine)
+        del worker._remote_agents[engine]
+
+    begun = create_autospec(NixlPullConnectorWorker.start_load_kv)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "_cleanup_remote_engine", clean)
+        patch.setattr(NixlPullConnectorWorker, "start_load_kv", begun)
+        worker.start_load_kv(PullMetadata())
+        assert not evicted
+        meta = PullMetadata()
+        meta.add_read("r", "idle", (b"agent",), [1], [5], now + 60.0)
+        worker.start_load_kv(meta)
+    assert evicted == ["idle"]
+    # What it takes to connect.
+    assert worker._agents == {"idle": b"agent"}
 
 
 def test_what_is_only_kept_for_readers_is_no_usage() -> None:

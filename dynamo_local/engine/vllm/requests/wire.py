@@ -20,14 +20,13 @@ from dynamo_local.core.errors import BadRequestError, RequestError
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Request, Sampling
 from dynamo_local.core.request.fidelity import Fidelity, Survival
+from dynamo_local.engine.vllm.kv.pull.messages import TRANSFER
 from dynamo_local.engine.vllm.requests.fidelity import is_of_context, survival_of
 from dynamo_local.engine.vllm.requests.lora import NO_ADAPTERS, Adapters
 from dynamo_local.engine.vllm.requests.pooling import pack_params, read_params
 
 _sampling_decoder = msgspec.msgpack.Decoder(SamplingParams)
 _sampling_encoder = msgspec.msgpack.Encoder()
-
-_TRANSFER = "kv_transfer_params"
 
 ACCEPTED = "dynamo_local_accepted"
 """Extra argument: the tokens of earlier epochs (patches/requests/continued.py)."""
@@ -168,7 +167,7 @@ def core_request_of(
     prompt, accepted = work.token_ids[:begin], work.token_ids[begin:]
     if accepted:
         _continue(params, accepted, forgotten)
-    ours: dict[str, Any] = {_TRANSFER: transfer, ACCEPTED: accepted, KEY: work.key}
+    ours: dict[str, Any] = {TRANSFER: transfer, ACCEPTED: accepted, KEY: work.key}
     theirs = {name: value for name, value in (params.extra_args or {}).items() if name not in ours}
     params.extra_args = {**theirs, **{name: value for name, value in ours.items() if value}} or None
     return _core_request(work, prompt, adapters, sampling=params, stays=stays)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dynamo_local.cli.serving.choosing import ModelChooser
 from dynamo_local.cli.serving.endpoint_tools import EndpointToolMaker
 from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.sdk.config.flags import kv_network_flag
+from dynamo_local.sdk.config.configuration import resolve
+from dynamo_local.sdk.config.flags import KV_NETWORK, KV_STREAM, Flag, kv_network_flag, kv_stream_flag
+from dynamo_local.sdk.graph import load_graph
+from dynamo_local.supervisor.endpoints.revisions.launch import AGGREGATED
 from state.devices.allocation import cpu_slots
 from tests.unit.supervisor.recording import RecordingReport
 
@@ -31,3 +36,22 @@ def test_an_option_of_the_server_is_for_all_endpoints_but_those_that_have_their_
 
     assert networks() == ["10.1.2.0/24"]
     assert networks(kv_network="10.9.9.0/24") == ["10.9.9.0/24"]
+
+
+def test_an_endpoint_that_chooses_the_other_way_of_kv_does_without_the_servers() -> None:
+    slots = cpu_slots(range(4), 2)
+
+    def ways(flags: tuple[Flag, ...], args: dict[str, Any]) -> list[str]:
+        tools = EndpointToolMaker.at_start(slots, flags)(
+            EndpointSpec(name="a", model="m", args=args), slots, RecordingReport()
+        )
+        # Refused by the workers' settings if there are both.
+        resolve(load_graph(AGGREGATED), None, tools.overrides, None, "m", flags=tools.flags)
+        return [flag.text for flag in tools.flags if flag.path[0] in (KV_NETWORK, KV_STREAM)]
+
+    network, stream = kv_network_flag("10.1.2.0/24"), kv_stream_flag(given=True)
+    assert ways(stream, {"kv-network": "10.9.9.0/24"}) == ["10.9.9.0/24"]
+    assert ways(stream, {"VllmWorker": {"kv-network": "10.9.9.0/24"}}) == []
+    assert ways(network, {"kv-stream": True}) == ["true"]
+    assert ways(network, {"kv-stream": False}) == ["10.1.2.0/24", "false"]
+    assert ways(stream, {}) == ["true"]

@@ -200,6 +200,13 @@ async def test_a_handle_that_makes_no_sense_is_no_pull(handle: bytes) -> None:
     assert pull_of(FakeCore()).params_of(submission(), pulled) is None
 
 
+@pytest.mark.parametrize("ranks", [0, 1, 2])
+def test_a_handle_without_an_agent_for_each_rank_is_no_pull(ranks: int) -> None:
+    handle = msgspec.msgpack.encode(Handle("e", (b"agent",) * ranks, (5, 6)))
+    pulled = PulledPrefix("p", HASHES, PinAnswer(blocks=2, until=5.0, handle=msgspec.Raw(handle)))
+    assert (pull_of(FakeCore()).params_of(submission(), pulled) is not None) is (ranks == 1)
+
+
 async def test_an_engine_without_an_answer_is_a_refusal() -> None:
     core = FakeCore(pin=RuntimeError("dead"), cached=RuntimeError("dead"))
     pull = pull_of(core)

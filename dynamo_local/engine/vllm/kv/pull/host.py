@@ -181,7 +181,8 @@ class PullHost:
 
     def params_of(self, work: Submit, pulled: PulledPrefix | None) -> dict[str, Any] | None:
         """A request's transfer parameters, if it has any."""
-        params = TransferParams(pull=_pull_of(pulled) if pulled is not None else None, hold_s=work.hold_s)
+        pull = _pull_of(pulled, len(self._description.agents)) if pulled is not None else None
+        params = TransferParams(pull=pull, hold_s=work.hold_s)
         return None if params == TransferParams() else msgspec.to_builtins(params, builtin_types=(bytes,))
 
     def close(self) -> None:
@@ -266,13 +267,16 @@ def _why_closed(core: Any) -> str | None:
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _pull_of(pulled: PulledPrefix) -> Pull | None:
-    """Describe the read for the engine core. None: the source's handle makes no sense."""
+def _pull_of(pulled: PulledPrefix, ranks: int) -> Pull | None:
+    """Describe the read for the engine core. None: the source's handle makes no sense. `ranks`: of this engine, each of
+    which takes the agent of its number, in a step."""
     data = bytes(pulled.answer.handle)
     try:
         if len(data) > _MOST_HANDLE_BYTES:
             raise msgspec.ValidationError(f"{len(data)} bytes are too many")
         handle = _handle_decoder.decode(data)
+        if len(handle.agents) != ranks:
+            raise msgspec.ValidationError(f"{len(handle.agents)} agents are not one for each of {ranks} ranks")
     except msgspec.DecodeError as error:
         _log.warning("the source's answer cannot be decoded: %s", error)
         return None

@@ -17,6 +17,12 @@ MOST_BLOCKS = 16_384
 LONGEST_LEASE_S = 120.0
 """Longest time for which blocks are leased, whatever is asked for."""
 
+FORGOTTEN_S = 300.0
+"""Time after which a reader forgets an engine that it has read nothing from."""
+
+TRANSFER = "kv_transfer_params"
+"""vLLM's name of the extra argument of a request that has its `TransferParams`."""
+
 HOST_PID = "host_pid"
 """Key in vLLM's configuration of the connector: the process that the engine's processes belong to."""
 

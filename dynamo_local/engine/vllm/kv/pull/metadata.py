@@ -48,6 +48,10 @@ class PullMetadata(NixlConnectorMetadata):
         has_any = self.deadlines or self.may_wait or self.verdicts
         return (PullMetadata, (), self.__dict__) if has_any else (PullMetadata, ())
 
+    def anon_repr(self) -> str:
+        """What vLLM logs of it when a step has failed: agents have secrets."""
+        return f"PullMetadata(deadlines={self.deadlines}, engines={list(self.agents)}, verdicts={self.verdicts})"
+
     def add_read(
         self, request_id: str, engine: str, ranks: tuple[bytes, ...], local: list[int], remote: list[int], until: float
     ) -> None:

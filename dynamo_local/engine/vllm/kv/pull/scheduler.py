@@ -37,6 +37,7 @@ from dynamo_local.engine.vllm.kv.identity import identity_of, unsupported_layers
 from dynamo_local.engine.vllm.kv.pull.messages import (
     NET_DEVICE,
     STREAM_HOST,
+    TRANSFER,
     Description,
     Pull,
     PullCounts,
@@ -186,6 +187,7 @@ class PullScheduler(NixlPullConnectorScheduler):
     def on_new_request(self, request: Request) -> None:
         if not request.kv_transfer_params:
             return
+        _keep_here(request)
         try:
             params = msgspec.convert(request.kv_transfer_params, TransferParams)
         except msgspec.ValidationError as error:
@@ -305,3 +307,11 @@ class PullScheduler(NixlPullConnectorScheduler):
             if self._strays[request_id] == 0:
                 del self._strays[request_id]
                 self.source.leases.end(Key("stray", request_id))
+
+
+def _keep_here(request: Request) -> None:
+    """Take the transfer parameters out of what goes to the workers with a request. They need none, and vLLM logs all of
+    it when a step has failed: agents have secrets."""
+    sampling = request.sampling_params
+    if sampling is not None and sampling.extra_args:
+        sampling.extra_args = {name: value for name, value in sampling.extra_args.items() if name != TRANSFER} or None

@@ -90,6 +90,9 @@ class PullWorker(NixlPullConnectorWorker):
         if not metadata.deadlines and not self._deadlines:
             # Nothing to be read, and nothing that waits for its handshake.
             return
+        # vLLM does this for engines that are new. A source ends a connection on which nothing is read for long, so that
+        # the one to be read from now may have to be connected to again, too.
+        self._evict_stale_engines()
         self._deadlines.update(metadata.deadlines)
         for engine, ranks in metadata.agents.items():
             if engine not in self._remote_agents:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 
 from dynamo_local.bus.certificate import Certificate, make_certificate
 from dynamo_local.core.errors import EngineError
+from dynamo_local.engine.vllm.kv.pull.messages import FORGOTTEN_S
 from dynamo_local.engine.vllm.kv.stream.frames import (
     HELLO_BYTES,
     MAGIC,
@@ -41,7 +42,7 @@ MOST_STRANGERS = 16
 
 _HELLO_S = 5.0
 """Time for TLS and the secret."""
-_IDLE_S = 600.0
+_IDLE_S = 2 * FORGOTTEN_S
 """Time after which a connection ends on which nothing is asked. Readers forget a source earlier."""
 _STALL_S = 10.0
 """Time for the rest of a request, and for a reader to take some more of what it asked for."""
@@ -104,7 +105,13 @@ class StreamServer:
             if not self._strangers.acquire(blocking=False):
                 connection.close()
                 continue
-            threading.Thread(target=self._serve, args=(connection,), name="KV stream reader", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(connection,), name="KV stream reader", daemon=True).start()
+            except RuntimeError as error:
+                # Threads are short. This one must go on: without it nobody would ever be served again.
+                _log.warning("a reader of KV was left: %s", error)
+                connection.close()
+                self._strangers.release()
 
     def _serve(self, connection: socket.socket) -> None:
         try:

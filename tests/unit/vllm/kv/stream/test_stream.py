@@ -288,6 +288,27 @@ def test_strangers_are_left_and_readers_served(source: Source, monkeypatch: pyte
     reader.close()
 
 
+def test_a_source_goes_on_where_threads_were_short(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = threading.Event()
+    start = threading.Thread.start
+
+    def short(thread: threading.Thread) -> None:
+        if thread.name == "KV stream reader" and not refused.is_set():
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", short)
+    monkeypatch.setattr(source.agent._server, "_strangers", threading.BoundedSemaphore(1))
+    with socket.create_connection((HOST, unpack_address(source.metadata).port)) as first:
+        first.settimeout(PATIENCE_S)
+        assert _ends(first)
+    reader = Reader(source.metadata, source.address)
+    reader.read(7)
+    assert refused.is_set()
+    reader.close()
+
+
 @pytest.mark.parametrize("count", [0, frames.MOST_PIECES + 1, 2**32 - 1])
 def test_a_request_of_no_size_ends_the_connection(source: Source, count: int) -> None:
     address = unpack_address(source.metadata)
