@@ -44,6 +44,8 @@ LENGTH = FULL * BLOCK + 1
 COUNT = 8
 SHORT_S = 3.0
 FRONTEND = "f"
+OF_STREAMS = "s"
+"""Frontends, each with two workers of its own, at the same time."""
 
 
 @dataclass
@@ -102,12 +104,13 @@ class Frontend:
     bus: Bus
     source: FarWorker
     reader: FarWorker
+    name: str
     answers: dict[str, Answer] = field(default_factory=dict)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     subjects: Subjects = field(default_factory=lambda: Subjects(NAMESPACE, ""))
 
     async def listen(self) -> None:
-        await self.bus.listen(self.subjects.tokens(FRONTEND), TokenBatch, self._hear)
+        await self.bus.listen(self.subjects.tokens(self.name), TokenBatch, self._hear)
         await self.bus.flush()
 
     async def submit(
@@ -122,7 +125,7 @@ class Frontend:
         name = str(RequestEpoch(request_id, epoch))
         self.answers[name] = Answer()
         sampling = msgspec.msgpack.encode({"max_tokens": count, "temperature": 0.0, "ignore_eos": True})
-        work = Submit(request_id, epoch, FRONTEND, tokens, msgspec.Raw(sampling), **how)
+        work = Submit(request_id, epoch, self.name, tokens, msgspec.Raw(sampling), **how)
         await self.bus.send(self.subjects.work(worker.lease), work)
         return name
 
@@ -225,13 +228,14 @@ def nats(machines: TwoMachines, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def start(machines: TwoMachines, name: str, nats: NatsProcess, root: Path, *, stream: bool) -> FarWorker:
     directory = root / name
     directory.mkdir(mode=0o700)
-    told = Told(nats.address, name, str(directory), "" if stream else machines.network, stream)
+    lease = f"{name}-{OF_STREAMS if stream else FRONTEND}"
+    told = Told(nats.address, lease, str(directory), "" if stream else machines.network, stream)
     command = machines.command(name, sys.executable, "-m", "tests.e2e.kv.far_worker")
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     process.stdin.write(msgspec.json.encode(told).decode() + "\n")
     process.stdin.flush()
-    return FarWorker(name, process)
+    return FarWorker(lease, process)
 
 
 @asynccontextmanager
@@ -243,7 +247,7 @@ async def pair_of(
         for worker in workers:
             _, worker.machine, worker.network = (await worker.until("ready")).split()
         bus = await Bus.connect(nats.address, name="test")
-        found = Frontend(bus, source, reader)
+        found = Frontend(bus, source, reader, OF_STREAMS if stream else FRONTEND)
         await found.listen()
         await found.reader.order("patience", PATIENCE_S)
         yield found
@@ -273,8 +277,8 @@ async def test_two_namespaces_are_two_machines_in_one_network(far_pair: Frontend
     workers = (far_pair.source, far_pair.reader)
     assert far_pair.source.machine != far_pair.reader.machine
     assert {worker.network for worker in workers} == {machines.network}
-    for address, worker in zip(machines.addresses, workers, strict=True):
-        listening = machines.command(worker.lease, "ss", "-ltnH")
+    for address, name in zip(machines.addresses, machines.names, strict=True):
+        listening = machines.command(name, "ss", "-ltnH")
         asked = asyncio.to_thread(subprocess.run, listening, capture_output=True, text=True, check=True)
         shown = (await asked).stdout
         addresses = set(re.findall(r"(\S+):\d+ +\S+ *$", shown, re.MULTILINE))
