@@ -50,8 +50,8 @@ SUITES: dict[str, tuple[str, ...]] = {
 STEPS = ("lint", *SUITES)
 SLOWEST = ("--durations=40", "--durations-min=4")
 """What pytest tells at the end of a suite: which tests took longest, to know what to make quicker."""
-SERVING = {"integration", "e2e"}
-"""Suites with servers, for which vLLM is imported once (tests/imported.py), beside the first suite."""
+FORKING = {"integration"}
+"""Suites whose servers are forks of a process that has imported vLLM (tests/imported.py), beside the first suite."""
 IMPORTED = "DYN_IMPORTED"
 MOST_REPEATED = 5
 """Failed tests of one run that are repeated. More are no accident."""
@@ -200,7 +200,7 @@ def main(arguments: Sequence[str]) -> int:
     own = [("pytest", arguments[at + 1 :])] if at < len(arguments) else []
     suites = own or [(name, SUITES[name]) for name in SUITES if name in steps]
     signal.signal(signal.SIGTERM, stop)
-    with imported(not SERVING.isdisjoint(name for name, _ in suites)):
+    with imported(not FORKING.isdisjoint(name for name, _ in suites)):
         report = run_all([*LINT] if "lint" in steps else [], suites)
     if options.repeat_failed:
         report.repeat(passes_alone)

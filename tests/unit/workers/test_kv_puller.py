@@ -95,7 +95,7 @@ async def test_a_worker_is_asked_again_in_the_end(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_request_that_is_over_before_its_read_says_nothing_of_the_worker() -> None:
-    """It was computed after all, say, since it had to wait in the engine."""
+    """The prefix was computed after all, for instance since it had to wait in the engine."""
     reader = Reader()
     assert await reader.pulls("one", "source")
     await reader.puller.done([RequestEpoch("one", 1)])

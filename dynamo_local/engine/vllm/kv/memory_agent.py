@@ -148,8 +148,7 @@ class MemoryAgent:
         return peer is not None and peer.alive()
 
     def get_xfer_descs(self, blocks: Any, memory: str) -> Pieces:
-        """`blocks` are rows of address, length and device."""
-        return np.ascontiguousarray(np.asarray(blocks, dtype=np.uint64)[:, :2])
+        return pieces_of(blocks)
 
     def prep_xfer_dlist(self, name: str, pieces: Pieces) -> Blocks:
         return Blocks(None if name == HERE else self._peers[name], pieces)
@@ -195,6 +194,11 @@ def _allow_reading() -> None:
     may not in any case."""
     # Fails where there is no Yama.
     _libc.prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+
+
+def pieces_of(blocks: Any) -> Pieces:
+    """Addresses and lengths of blocks, as vLLM gives them: rows of address, length and device."""
+    return np.ascontiguousarray(np.asarray(blocks, dtype=np.uint64)[:, :2])
 
 
 def joined(local: Pieces, remote: Pieces) -> tuple[Pieces, Pieces]:

@@ -266,7 +266,7 @@ class RevisionRun:
             self._judge(await actuator.apply_all(changes, DeviceLimits()))
 
     def _on_nodes(self, changes: Sequence[AddWorker]) -> tuple[AddWorker, ...]:
-        """Those that may start now, each on the node that is decided for it. Blocks."""
+        """Return the changes whose workers may start now, each with the node that is decided for it. Blocks."""
         amounts = self._amounts(changes)
         nodes = self._tools.nodes(self.name.endpoint, amounts)
         return tuple(replace(change, node=node) for change, node in zip(changes, nodes, strict=False))

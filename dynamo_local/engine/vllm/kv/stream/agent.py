@@ -6,10 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from dynamo_local.core.errors import EngineError
-from dynamo_local.engine.vllm.kv.memory_agent import HERE, Pieces, joined
+from dynamo_local.engine.vllm.kv.memory_agent import HERE, Pieces, joined, pieces_of
 from dynamo_local.engine.vllm.kv.stream.connection import Connection, StreamRead
 from dynamo_local.engine.vllm.kv.stream.frames import pack_address, unpack_address
 from dynamo_local.engine.vllm.kv.stream.ranges import Range
@@ -76,8 +74,7 @@ class StreamAgent:
         return connection is not None and connection.alive()
 
     def get_xfer_descs(self, blocks: Any, memory: str) -> Pieces:
-        """`blocks` are rows of address, length and device."""
-        return np.ascontiguousarray(np.asarray(blocks, dtype=np.uint64)[:, :2])
+        return pieces_of(blocks)
 
     def prep_xfer_dlist(self, name: str, pieces: Pieces) -> _Blocks:
         return _Blocks(None if name == HERE else self._connections[name], pieces)
