@@ -175,11 +175,14 @@ def _failure(step: Callable[[], object]) -> str | None:
 
 
 def as_heard(state: State, members: list[Presence]) -> State:
-    """The state with lease, pid and role of each process as its presence tells them. Pure."""
+    """The state with lease, pid and role of each process as its presence tells them. Pure.
+
+    An entry that is only reserved stays as it is: its process was claimed after the state was read, or is gone.
+    """
     components = dict(state.components)
     for presence in members:
         known = components.get(presence.watcher)
-        if known is not None and known.holds:
+        if known is not None and known.holds and known.phase != "reserved":
             components[presence.watcher] = msgspec.structs.replace(
                 known, lease=presence.lease, pid=presence.pid, role=presence.role
             )

@@ -21,7 +21,7 @@ from state.paths import Sockets, StatePaths
 from state.record import ServerPhase, ServerRecord, write_record
 from state.statefile.model import State
 from state.statefile.store import StateStore
-from state.statefile.transitions import claim, set_lease
+from state.statefile.transitions import claim, reserve, set_lease
 from tests.unit.state.builders import disaggregated, empty_state
 from tests.unit.supervisor.recording import RecordingReport
 
@@ -196,6 +196,33 @@ def test_who_has_no_claim_is_not_heard() -> None:
     state = claim(empty_state(), "dynamo_VllmWorker", role="decode", cmd="run")
     strangers = [presence("dynamo_VllmWorker_1", "x", 1, "decode"), presence("other_VllmWorker", "y", 2, "decode")]
     assert as_heard(state, strangers) == state
+
+
+def test_a_worker_that_is_claimed_and_heard_within_a_round_is_no_disorder(case: Case) -> None:
+    name, store = "dynamo_VllmWorker_1", StateStore(case.paths)
+    store.update(lambda state: reserve(state, name, role="decode", devices=(7,)))
+    case.files.repair()
+    store.update(lambda state: claim(state, name, role="decode", cmd="run", devices=(7,), phase="starting"))
+    state = store.update(lambda state: set_lease(state, name, "first", 33))
+    case.files.members = lambda: [presence(name, "first", 33, "decode")]
+    case.files.repair()
+    assert case.report.lines == []
+    for path in (case.paths.statefile, case.paths.state_copy):
+        path.unlink()
+    case.files.repair()
+    assert store.read_file() == state
+
+
+def test_what_is_only_reserved_is_written_anew_without_the_process_that_is_heard(case: Case) -> None:
+    # A process that was killed is heard for a while after its end, when its node has reserved what it held.
+    name = "dynamo_VllmWorker_1"
+    state = StateStore(case.paths).update(lambda state: reserve(state, name, role="decode", devices=(7,)))
+    case.files.repair()
+    case.files.members = lambda: [presence(name, "first", 33, "decode")]
+    for path in (case.paths.statefile, case.paths.state_copy):
+        path.unlink()
+    case.files.repair()
+    assert StateStore(case.paths).read_file() == state
 
 
 def test_folders_of_dead_processes_go(case: Case) -> None:
