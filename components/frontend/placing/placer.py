@@ -18,7 +18,6 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.breaker import Breakers
 from dynamo_local.core.messages.routing import Assignment, AssignRequest
 from dynamo_local.core.messages.work import RequestEpoch, Submit
-from dynamo_local.core.names import short_watcher
 from dynamo_local.core.request.recovery import RecoveryDeadlines, backoff_s
 
 
@@ -152,4 +151,4 @@ class Placer:
 
     def _name(self, lease: str) -> str:
         presence = self._fleet.view.get(lease)
-        return lease if presence is None else short_watcher(presence.watcher)
+        return lease if presence is None else presence.watcher

@@ -11,7 +11,8 @@ from dynamo_local.cli.output.console import table
 from dynamo_local.core.names import short_watcher
 
 if TYPE_CHECKING:
-    from dynamo_local.supervisor.admin.routes import CandidateLine, RouteLine, RoutesView
+    from dynamo_local.core.messages.routes import WeighedWorker
+    from dynamo_local.supervisor.admin.routes import RouteLine, RoutesView
 
 _HEADERS: tuple[str, ...] = ("REQUEST", "WORKER", "TOKENS", "CACHED", "PULLS FROM", "AGE")
 _CANDIDATE_HEADERS: tuple[str, ...] = ("", "WORKER", "COST", "CACHED", "UNCACHED", "QUEUED", "REQUESTS")
@@ -86,7 +87,7 @@ def _explained(line: RouteLine) -> str:
     return "\n".join(parts)
 
 
-def _candidate(each: CandidateLine, line: RouteLine) -> tuple[str, ...]:
+def _candidate(each: WeighedWorker, line: RouteLine) -> tuple[str, ...]:
     mark = ">" if each.worker == line.worker else ""
     figures = (each.cached, each.uncached, each.queued, each.requests)
     return mark, _short(each.worker), f"{each.cost:.6g}", *map(str, figures)

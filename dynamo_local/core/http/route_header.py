@@ -7,9 +7,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from dynamo_local.core.http.asgi import Scope
-from dynamo_local.core.messages.routes import RouteRow, WeighedWorker
-from dynamo_local.core.routing.explanation import NamedWorker, why
+from dynamo_local.core.messages.routes import RouteRow
+from dynamo_local.core.routing.explanation import NamedWorker, explained
 
 EXPLAIN, ROUTE = b"x-dynamo-explain", b"x-dynamo-route"
 """Headers of requests that ask where they go, and of their answers."""
@@ -50,16 +52,9 @@ def header_value(routes: Sequence[dict[str, Any]]) -> bytes:
 
 
 def described(route: RouteRow, name: NamedWorker) -> dict[str, Any]:
-    """An assignment as the header tells it: the candidates of the lowest costs first."""
-    return {
-        "worker": None if route.worker is None else name(route.worker),
-        "tokens": route.tokens,
-        "cached": route.cached,
-        "pull_from": None if route.pull_from is None else name(route.pull_from),
-        "why": why(route, name),
-        "candidates": [_candidate(each, name) for each in route.candidates],
-        "left_out": route.left_out,
-    }
+    """An assignment as the header tells it, with the names and words of `dynamo route --json`."""
+    told: dict[str, Any] = msgspec.to_builtins(explained(route, name))
+    return told
 
 
 def _told(routes: Sequence[dict[str, Any]], candidates: int) -> bytes:
@@ -71,15 +66,3 @@ def _with_candidates(route: dict[str, Any], most: int) -> dict[str, Any]:
     candidates = route["candidates"]
     left_out = route["left_out"] + max(len(candidates) - most, 0)
     return {**route, "candidates": candidates[:most], "left_out": left_out}
-
-
-def _candidate(each: WeighedWorker, name: NamedWorker) -> dict[str, Any]:
-    return {
-        "worker": name(each.worker),
-        "cost": each.cost,
-        "cached": each.cached,
-        "uncached": each.uncached,
-        "queued": each.queued,
-        "requests": each.requests,
-        "failed": each.failed,
-    }

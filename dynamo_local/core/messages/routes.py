@@ -21,9 +21,11 @@ class RoutesQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
     v: int = VERSION
 
 
-class WeighedWorker(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A candidate, by its lease, with its figures (core/routing/choice.py: CandidateCost). `failed`: it had just failed
-    the request, and is taken only if there is no other."""
+class WeighedWorker(msgspec.Struct, frozen=True):
+    """A worker that could have been chosen, by its lease; told to an operator, by its watcher (core/routing/choice.py:
+    CandidateCost). `cost`: the lowest wins; its unit is the policy's. `cached`, `uncached`: tokens of the request that
+    the worker has, and lacks; `queued`: tokens that it has to compute before; `requests`: those that it has. `failed`:
+    it had just failed the request, and is taken only if there is no other."""
 
     worker: str
     cost: float

@@ -4,12 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from dynamo_local.core.messages.routes import MOST_CANDIDATES, RouteRow, WeighedWorker
 from dynamo_local.core.messages.routing import Assignment, AssignRequest
+from dynamo_local.core.names import short_watcher
 from dynamo_local.core.routing.choice import CandidateCost
 
 NamedWorker = Callable[[str], str]
 """From a worker's lease to its name."""
+
+
+class ExplainedRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """An assignment as JSON tells it to operators. Workers are named by their watchers, `<namespace>_<Service>`; in
+    `why` without the namespace, as in tables."""
+
+    worker: str | None
+    """None: no worker was ready."""
+    tokens: int
+    cached: int | None
+    """Tokens that the worker was expected to have cached. None: the policy does not ask."""
+    pull_from: str | None
+    """The worker from which it was to pull more."""
+    why: str
+    candidates: tuple[WeighedWorker, ...]
+    """The cheapest first."""
+    left_out: int
+    """Number of candidates beside those in `candidates`, of higher costs."""
+
+
+def explained(route: RouteRow, name: NamedWorker) -> ExplainedRoute:
+    """Name the workers of an assignment, and say why this one was chosen. `name`: from a lease to a watcher."""
+    return ExplainedRoute(
+        worker=None if route.worker is None else name(route.worker),
+        tokens=route.tokens,
+        cached=route.cached,
+        pull_from=None if route.pull_from is None else name(route.pull_from),
+        why=why(route, lambda lease: short_watcher(name(lease))),
+        candidates=tuple(msgspec.structs.replace(each, worker=name(each.worker)) for each in route.candidates),
+        left_out=route.left_out,
+    )
 
 
 def route_row(

@@ -8,10 +8,10 @@ import msgspec
 
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import ROUTER_ROLE
-from dynamo_local.core.messages.routes import RouteRow, RoutesAnswer, RoutesQuestion, WeighedWorker
-from dynamo_local.core.names import endpoint_of, short_watcher
+from dynamo_local.core.messages.routes import RouteRow, RoutesAnswer, RoutesQuestion
+from dynamo_local.core.names import endpoint_of
 from dynamo_local.core.request.told import told_id
-from dynamo_local.core.routing.explanation import why
+from dynamo_local.core.routing.explanation import ExplainedRoute, explained
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.admin.connect import ask, bus_of
 from dynamo_local.supervisor.admin.frontends import look
@@ -20,36 +20,13 @@ from state.paths import StatePaths
 _ANSWER_WITHIN_S = 5.0
 
 
-class CandidateLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that could have been chosen, by its watcher. `cost`: the lowest wins; its unit is the policy's.
-    `cached`, `uncached`: tokens of the request that it has, and lacks; `queued`: tokens that it has to compute before;
-    `requests`: those that it has. `failed`: it had just failed the request."""
-
-    worker: str
-    cost: float
-    cached: int
-    uncached: int
-    queued: int
-    requests: int
-    failed: bool
-
-
-class RouteLine(msgspec.Struct, frozen=True, kw_only=True):
-    """An assignment of a request to a worker, by its watcher; None: none was ready. `cached`: tokens that it was
-    expected to have cached, None if the policy does not ask. `pull_from`: the worker from which it was to pull more."""
+class RouteLine(ExplainedRoute, frozen=True, kw_only=True):
+    """An assignment of a request. `request`: the id that its client knows."""
 
     request: str
     endpoint: str
     revision: str
-    tokens: int
     age_s: float
-    worker: str | None
-    cached: int | None
-    pull_from: str | None
-    why: str
-    candidates: tuple[CandidateLine, ...]
-    left_out: int
-    """Number of candidates beside those in `candidates`, of higher costs."""
 
 
 class RoutesView(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,32 +68,10 @@ def view_of(
 
 def route_line(row: RouteRow, names: Mapping[str, str]) -> RouteLine:
     """An assignment with the names of workers, and the reason. A worker that is gone is named by its lease. Pure."""
-
-    def name(lease: str) -> str:
-        return names.get(lease, lease)
-
     return RouteLine(
         request=told_id(row.request_id),
         endpoint=endpoint_of(row.revision),
         revision=row.revision,
-        tokens=row.tokens,
         age_s=round(row.age_s, 3),
-        worker=None if row.worker is None else name(row.worker),
-        cached=row.cached,
-        pull_from=None if row.pull_from is None else name(row.pull_from),
-        why=why(row, lambda lease: short_watcher(name(lease))),
-        candidates=tuple(_candidate(each, name(each.worker)) for each in row.candidates),
-        left_out=row.left_out,
-    )
-
-
-def _candidate(each: WeighedWorker, name: str) -> CandidateLine:
-    return CandidateLine(
-        worker=name,
-        cost=each.cost,
-        cached=each.cached,
-        uncached=each.uncached,
-        queued=each.queued,
-        requests=each.requests,
-        failed=each.failed,
+        **msgspec.structs.asdict(explained(row, lambda lease: names.get(lease, lease))),
     )

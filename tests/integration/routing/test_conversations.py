@@ -123,9 +123,13 @@ def test_what_was_assigned_is_explained(server: ServerProcess, url: str) -> None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_tells_in_a_header_where_it_was_computed_and_why(url: str, stream: bool) -> None:
+def test_an_answer_tells_in_a_header_where_it_was_computed_and_why(
+    server: ServerProcess, url: str, stream: bool
+) -> None:
     (route,) = routes_told(url, [77 + stream] * TURN, stream=stream)
     assert route["tokens"] == TURN
+    (line,) = asyncio.run(list_routes(server.paths, 1)).routes
+    assert (route["worker"], route["why"]) == (line.worker, line.why)
     assert route["worker"] in {each["worker"] for each in route["candidates"]}
     assert len(route["candidates"]) == 2
     assert "nobody has the prefix" in route["why"]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
+import msgspec
+
 from dynamo_local.cli.look.route import text_of
+from dynamo_local.core.http.route_header import described, header_value
 from dynamo_local.core.messages.routes import RouteRow, RoutesAnswer, WeighedWorker
 from dynamo_local.supervisor.admin.routes import view_of
 
@@ -50,3 +55,12 @@ def test_nothing_is_said_so() -> None:
     view = view_of([RoutesAnswer("random", (ROW,))], {}, 10, "none")
     assert text_of(view, explain=True) == "policy random; no such request was assigned lately"
     assert view_of([RoutesAnswer("kv", (ROW,))], {}, 10).routes[0].worker == "a"
+
+
+def test_json_and_the_header_of_an_answer_name_workers_alike() -> None:
+    (line,) = view_of([RoutesAnswer("kv", (ROW,))], NAMES, 10).routes
+    (told,) = json.loads(header_value([described(ROW, NAMES.__getitem__)]))
+    shown = json.loads(msgspec.json.encode(line))
+    assert told == {key: value for key, value in shown.items() if key in told}
+    assert told["worker"] == "ns_VllmWorker"
+    assert "VllmWorker_1's the second" in told["why"]
