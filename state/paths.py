@@ -202,11 +202,6 @@ class StatePaths:
         return self.run_dir / "planner.lock"
 
     @property
-    def endpoint_planner_lock(self) -> Path:
-        """Lock of the planner that orders the workers of endpoints, for its whole life."""
-        return self.run_dir / "planner.endpoints.lock"
-
-    @property
     def decisions_file(self) -> Path:
         """The planner's decisions, a JSON object in each line."""
         return self.logs_dir / "decisions.jsonl"

@@ -1,5 +1,5 @@
 """Runs the planner of a running server: connects its loops, one for the graph's own workers and one for those of
-endpoints, to bus, statefile, actuator and recorders, and holds the locks that make it the only acting planner."""
+endpoints, to bus, statefile, actuator and recorders, and holds the lock that makes it the only acting planner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
@@ -94,29 +93,25 @@ class PlannerSession:
                 recorder.close()
 
     async def _plan(self, planner: PlannerLoop | None, endpoints: EndpointsLoop, changes: ChangesOfServer) -> None:
-        """Run both loops until one fails, or this is cancelled. `planner` is None if the graph has no workers of its
-        own."""
-        loops = TaskGuard()
-        try:
-            if planner is not None:
-                loops.spawn("planner of the graph's own workers", self._plan_own(planner))
-            loops.spawn("planner of endpoints", self._plan_endpoints(endpoints, changes))
-            await loops.failed()
-        finally:
-            # An action that has begun is undone or recorded before the recorders are closed.
-            await loops.close(_CLOSE_WITHIN_S)
-
-    async def _plan_own(self, planner: PlannerLoop) -> None:
-        async with self._only_one(self.paths.planner_lock, self._busy):
-            _log.info("%s", self._introduced())
-            await planner.run()
+        """Run both loops, as the only acting planner, until one fails, or this is cancelled. `planner` is None if the
+        graph has no workers of its own."""
+        async with self._only_one():
+            loops = TaskGuard()
+            try:
+                if planner is not None:
+                    _log.info("%s", self._introduced())
+                    loops.spawn("planner of the graph's own workers", planner.run())
+                loops.spawn("planner of endpoints", self._plan_endpoints(endpoints, changes))
+                await loops.failed()
+            finally:
+                # An action that has begun is undone or recorded before the recorders are closed.
+                await loops.close(_CLOSE_WITHIN_S)
 
     async def _plan_endpoints(self, endpoints: EndpointsLoop, changes: ChangesOfServer) -> None:
-        async with self._only_one(self.paths.endpoint_planner_lock, self._busy_with_endpoints):
-            if not self.options.no_operation or self.options.log_dir is not None:
-                # An observing planner would repeat them in the file of the one that acts.
-                await changes.start()
-            await endpoints.run()
+        if not self.options.no_operation or self.options.log_dir is not None:
+            # An observing planner would repeat them in the file of the one that acts.
+            await changes.start()
+        await endpoints.run()
 
     def _introduced(self) -> str:
         options = self.options
@@ -149,12 +144,12 @@ class PlannerSession:
         return True
 
     @asynccontextmanager
-    async def _only_one(self, lock: Path, busy: Callable[[LockTimeoutError, bool], None]) -> AsyncIterator[None]:
-        """Hold a lock while this planner acts. Any number of planners may only observe."""
+    async def _only_one(self) -> AsyncIterator[None]:
+        """Hold the planner's lock while this planner acts. Any number of planners may only observe."""
         if self.options.no_operation:
             yield
             return
-        async with hold_lock(lock, _LOOK_EVERY_S, busy):
+        async with hold_lock(self.paths.planner_lock, _LOOK_EVERY_S, self._busy):
             yield
 
     def _busy(self, error: LockTimeoutError, first: bool) -> None:
@@ -166,12 +161,6 @@ class PlannerSession:
             ) from error
         if first:
             _log.warning("%s is the planner of this namespace already; this one waits until it ends", who)
-
-    def _busy_with_endpoints(self, error: LockTimeoutError, first: bool) -> None:
-        if first:
-            _log.info(
-                "process %s is the planner of this namespace's endpoints; this one waits until it ends", error.holder
-            )
 
 
 @dataclass(frozen=True)

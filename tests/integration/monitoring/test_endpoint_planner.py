@@ -17,7 +17,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core import codec
 from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.core.errors import ConfigError, NotRunningError
+from dynamo_local.core.errors import ConfigError, NotRunningError, UsageError
 from dynamo_local.core.messages.endpoints import (
     Board,
     BoardRevision,
@@ -280,6 +280,25 @@ async def test_a_planner_by_hand_orders_too_unless_the_workers_exceed_its_budget
     with pytest.raises(ConfigError, match="max-gpu-budget is 2, and the workers hold 3 devices"):
         await asyncio.wait_for(too_small.tasks.failed(), 60)
     assert await too_small.tasks.close() == []
+
+
+async def test_of_two_planners_one_acts_and_the_other_is_refused_by_hand_and_waits_as_a_service(
+    server: FakeServer, planning: Planning, caplog: pytest.LogCaptureFixture
+) -> None:
+    await until_beating(server, 22, lambda: server.orders)
+    second = Planning(server, by_hand=True)
+    await second.start()
+    with pytest.raises(UsageError, match="is the planner of namespace .* already"):
+        await asyncio.wait_for(second.tasks.failed(), 60)
+    assert await second.tasks.close() == []
+    assert "waits until it ends" not in caplog.text
+    third = Planning(server)
+    await third.start()
+    await until_beating(server, 22, lambda: "waits until it ends" in caplog.text)
+    assert await planning.tasks.close() == []
+    server.orders.clear()
+    await until_beating(server, 3, lambda: server.orders)
+    assert await third.tasks.close() == []
 
 
 async def test_a_server_that_has_ended_ends_the_planner(server: FakeServer) -> None:
