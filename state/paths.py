@@ -31,6 +31,9 @@ STATE_DIR_VARIABLE = "DYN_LOCAL_STATE_DIR"
 SOCKET_PATH_LIMIT_BYTES = 107
 """Longest path of a unix socket, by the kernel."""
 
+KEPT = ("logs", "endpoints", "keys", "usage", "files", "batches", "answers", "tasks", "callbacks")
+"""What is kept when the server ends, by the part of its name behind the namespace."""
+
 
 def state_root(environ: Mapping[str, str]) -> Path:
     """Absolute directory of all statefiles: $DYN_LOCAL_STATE_DIR, or ~/.dynamo/state when unset or empty.
@@ -59,6 +62,11 @@ class StatePaths:
     def of(cls, namespace: str, environ: Mapping[str, str]) -> StatePaths:
         """Paths of the namespace under the root that the environment names."""
         return cls(state_root(environ), namespace)
+
+    def is_kept(self, path: Path) -> bool:
+        """Whether this path in the root is of the namespace, and is kept when the server ends."""
+        namespace, _, rest = path.name.partition(".")
+        return namespace == self.namespace and rest.partition(".")[0] in KEPT and path.suffix != ".tmp"
 
     @property
     def statefile(self) -> Path:

@@ -1,4 +1,4 @@
-"""All namespaces that a state folder has files of, also of locks, logs and endpoints alone."""
+"""All namespaces that a state folder has files of, also of locks, or of what is kept, alone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from dynamo_local.core.errors import ConfigError
-from state.paths import StatePaths
+from state.paths import KEPT, StatePaths
 
-_SUFFIXES = (".json", ".json.lock", ".lock", ".run", ".logs", ".endpoints.json", ".endpoints.copy.json")
+_OURS = frozenset({"json", "lock", "run", *KEPT})
 
 
 def namespaces(root: Path) -> list[StatePaths]:
@@ -16,8 +16,8 @@ def namespaces(root: Path) -> list[StatePaths]:
     names: set[str] = set()
     with suppress(OSError):
         for path in root.iterdir():
-            name, dot, rest = path.name.partition(".")
-            if f"{dot}{rest}" in _SUFFIXES:
+            name, _, rest = path.name.partition(".")
+            if rest.partition(".")[0] in _OURS:
                 names.add(name)
     found: list[StatePaths] = []
     for name in sorted(names):

@@ -13,9 +13,9 @@ _DIRECTORY = Path("/dev/shm")
 
 
 def files_left(server: ServerProcess, sockets: Path) -> list[str]:
-    """Return left processes with the server's marks and left files, in words. Logs are meant to stay."""
+    """Return left processes with the server's marks and left files, in words."""
     found = [f"process left: {process.pid}" for process in server.processes()]
-    found += [f"file left: {path}" for path in server.paths.root.iterdir() if path != server.paths.logs_dir]
+    found += [f"file left: {path}" for path in server.paths.root.iterdir() if not server.paths.is_kept(path)]
     if sockets.exists():
         found.append(f"directory left: {sockets}")
     return found

@@ -167,13 +167,12 @@ class ServerProcess:
         (circusd,) = found
         return circusd
 
-    def assert_nothing_left(self, *stores: Path) -> None:
-        """No process, statefile, lock, runtime directory or socket; logs stay, and usage if there was any. `stores`:
-        folders of what clients have stored, which stay as well."""
+    def assert_nothing_left(self) -> None:
+        """No process, statefile, lock, runtime directory or socket."""
         assert self.processes() == ()
         assert self.socket_directories() == []
-        left = {path.name for path in self.paths.root.iterdir()}
-        assert left - {self.paths.usage_dir.name} == {self.paths.logs_dir.name, *(path.name for path in stores)}
+        assert [path.name for path in self.paths.root.iterdir() if not self.paths.is_kept(path)] == []
+        assert self.paths.logs_dir.is_dir()
 
 
 def parent_of(pid: int) -> int | None:

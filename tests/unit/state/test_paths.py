@@ -40,6 +40,21 @@ def test_the_documented_names() -> None:
     assert Sockets(paths.run_dir).circus_endpoint == "ipc:///s/demo.run/circus.sock"
 
 
+def test_each_path_in_the_root_ends_with_the_server_or_is_kept() -> None:
+    paths = StatePaths(Path("/s"), "demo")
+    names = [name for name, each in vars(StatePaths).items() if isinstance(each, property)]
+    top = {name: path for name in names if isinstance(path := getattr(paths, name), Path) and path.parent == paths.root}
+    ending = {name for name, path in top.items() if not paths.is_kept(path)}
+    assert ending == {"statefile", "unreadable_statefile", "update_lock", "server_lock", "run_dir"}
+    assert all(map(paths.is_kept, (paths.keys_backup(1), paths.registry_backup(2))))
+
+
+def test_what_is_of_another_namespace_or_half_written_is_not_kept() -> None:
+    paths = StatePaths(Path("/s"), "demo")
+    others = (StatePaths(Path("/s"), "other").usage_dir, Path("/s/demo.keys.json.tmp"), Path("/s/demo"), Path("/s/x"))
+    assert not any(map(paths.is_kept, others))
+
+
 @pytest.mark.parametrize("namespace", ["", "..", "a/b", "a.b", "a_b", "-a"])
 def test_a_namespace_cannot_lead_elsewhere(namespace: str) -> None:
     with pytest.raises(ConfigError):
