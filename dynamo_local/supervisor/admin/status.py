@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 
 import msgspec
@@ -45,7 +45,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     `state`: the change under way, if there is one ("reserved", "starting", "retiring", "restarting"). Otherwise the
     state that the process announces ("starting", "ready", "parked", "draining", "failed"). Otherwise "ended" (to be
     started again), "silent" (a process that announces nothing), "unknown" (the bus does not answer) or "stopped" (a
-    template without a process).
+    service of the graph without a process).
     """
 
     watcher: str
@@ -74,10 +74,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def list_watchers(paths: StatePaths) -> list[Row]:
-    """List all watchers of a running server: the graph's own, then those of each endpoint, in the statefile's order.
-
-    Raises as `state_of`.
-    """
+    """List all watchers of a running server, as `in_order`. Raises as `state_of`."""
     state = await state_of(paths)
     far = [name for name, entry in state.components.items() if entry.node != state.node and entry.lease is not None]
     async with CircusClient(state.circus_endpoint, deadline_s=_CIRCUS_DEADLINE_S) as circus:
@@ -92,7 +89,7 @@ async def list_watchers(paths: StatePaths) -> list[Row]:
         for name, component in state.components.items()
     ]
     ways = ways_of_kv(present.values())
-    return sorted((msgspec.structs.replace(each, kv=ways.get(each.watcher)) for each in rows), key=_by_endpoint)
+    return in_order(msgspec.structs.replace(each, kv=ways.get(each.watcher)) for each in rows)
 
 
 async def devices_of_others(paths: StatePaths) -> list[str]:
@@ -106,6 +103,12 @@ async def devices_of_others(paths: StatePaths) -> list[str]:
         return await asyncio.to_thread(read)
     except (SupervisorError, StateError, NotRunningError):
         return []
+
+
+def in_order(rows: Iterable[Row]) -> list[Row]:
+    """List the graph's own watchers, then those of each endpoint. An endpoint's watcher without a process is left out:
+    the endpoint's own state says that it is asleep, or has failed."""
+    return sorted((row for row in rows if not row.revision or row.state != "stopped"), key=_by_endpoint)
 
 
 def _by_endpoint(row: Row) -> tuple[str, int]:

@@ -6,7 +6,7 @@ import pytest
 from dynamo_local.cli.look.ps import _cells, as_table
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence, ProcessState
 from dynamo_local.core.routing.kv_ways import KvWays
-from dynamo_local.supervisor.admin.status import _by_endpoint, row
+from dynamo_local.supervisor.admin.status import in_order, row
 from state.statefile.model import Component, Resources
 
 WORKER = Component("ns_W", "W", "decode", "cmd", Resources((1,)), lease="l", pid=7)
@@ -95,14 +95,19 @@ def test_a_worker_says_how_kv_crosses_machines(kv: KvWays, told: str) -> None:
 def test_workers_of_endpoints_have_their_endpoint_and_come_after_the_graphs_own_by_revision() -> None:
     names = ["ns_chat@10_W", "ns_W", "ns_chat@2_W", "ns_chat@2_W_1", "ns_base@1_W"]
     found = [row(msgspec.structs.replace(WORKER, watcher_name=name), "active", (7,), None, True) for name in names]
-    ordered = sorted(found, key=_by_endpoint)
-    assert [(each.watcher, each.endpoint, each.revision) for each in ordered] == [
+    assert [(each.watcher, each.endpoint, each.revision) for each in in_order(found)] == [
         ("ns_W", "", ""),
         ("ns_base@1_W", "base", "base@1"),
         ("ns_chat@2_W", "chat", "chat@2"),
         ("ns_chat@2_W_1", "chat", "chat@2"),
         ("ns_chat@10_W", "chat", "chat@10"),
     ]
+
+
+def test_an_endpoint_whose_processes_have_ended_has_no_row_and_a_service_of_the_graph_has_one() -> None:
+    names = ["ns_W", "ns_chat@2_W"]
+    found = [row(msgspec.structs.replace(TEMPLATE, watcher_name=name), None, (), None, True) for name in names]
+    assert [(each.watcher, each.state) for each in in_order(found)] == [("ns_W", "stopped")]
 
 
 def test_the_table_has_a_column_of_endpoints_only_if_there_are_any() -> None:
