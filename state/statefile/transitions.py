@@ -191,7 +191,7 @@ def release(state: State, watcher: Watcher | str) -> State:
 
 def remove(state: State, watcher: Watcher | str) -> State:
     """Remove the entry, template or not. Illegal for an unsuffixed entry while its service has suffixed ones."""
-    component = _entry(state, watcher)
+    component = entry(state, watcher)
     if component.watcher.index == 0 and len(entries(state, component.component, component.watcher.revision)) > 1:
         raise StateError(f"{component.watcher_name} is the template of others", "release it instead")
     return _replaced(state, {name: c for name, c in state.components.items() if name != str(watcher)})
@@ -233,6 +233,15 @@ def in_phase(state: State, phase: Phase) -> tuple[str, ...]:
     return tuple(name for name, component in state.components.items() if component.phase == phase)
 
 
+def entry(state: State, watcher: Watcher | str) -> Component:
+    """The watcher's entry. Raises StateError if there is none, as of a claim that was lost with a damaged statefile."""
+    component = state.components.get(str(watcher))
+    if component is None:
+        known = ", ".join(sorted(state.components)) or "none"
+        raise StateError(f"there is no entry {watcher}", f"entries are: {known}")
+    return component
+
+
 def entries(state: State, service: str, revision: str = "") -> tuple[Component, ...]:
     """The entries of a service by index, the unsuffixed one first: those of an endpoint's revision, or the graph's
     own."""
@@ -256,14 +265,6 @@ def _replaced(state: State, components: dict[str, Component]) -> State:
     return msgspec.structs.replace(state, components=components)
 
 
-def _entry(state: State, watcher: Watcher | str) -> Component:
-    component = state.components.get(str(watcher))
-    if component is None:
-        known = ", ".join(sorted(state.components)) or "none"
-        raise StateError(f"there is no entry {watcher}", f"entries are: {known}")
-    return component
-
-
 def _unheld(state: State, watcher: Watcher | str) -> Component | None:
     """The entry of a watcher that holds nothing, if there is one. StateError if it holds."""
     held = state.components.get(str(watcher))
@@ -273,7 +274,7 @@ def _unheld(state: State, watcher: Watcher | str) -> Component | None:
 
 
 def _holding(state: State, watcher: Watcher | str) -> Component:
-    component = _entry(state, watcher)
+    component = entry(state, watcher)
     if not component.holds:
         raise StateError(f"{watcher} holds nothing: its process is gone", "claim it first")
     return component

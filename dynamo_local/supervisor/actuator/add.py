@@ -28,7 +28,7 @@ from dynamo_local.supervisor.server.launch.plan import plan_watcher
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
 from state.devices.allocation import noun
 from state.statefile.model import State
-from state.statefile.transitions import claim, in_phase, next_watcher, settle
+from state.statefile.transitions import claim, entry, in_phase, next_watcher, settle
 
 _ENDED = "it ended"
 _POLL_S = 0.2
@@ -64,7 +64,7 @@ def claim_reserved(
     return claim(
         state,
         plan.watcher,
-        role=plan.role if replaces is None else state.components[replaces].role,
+        role=plan.role if replaces is None else entry(state, replaces).role,
         cmd=shlex.join(plan.argv),
         devices=plan.devices,
         share=plan.share,
@@ -157,8 +157,8 @@ class WorkerAddition:
             self.ports.check_changeable()
             # The statefile before circus: a process that dies between the two is then seen as dead.
             state = await self.ports.read()
-            entry = state.components[watcher]
-            ended, lease = _ended(watcher, entry.node, await self.ports.places.statuses()), entry.lease
+            found = entry(state, watcher)
+            ended, lease = _ended(watcher, found.node, await self.ports.places.statuses()), found.lease
             if ended is None and lease is not None and self.ports.fleet.is_ready(lease):
                 return None
             if ended is not None:
@@ -168,7 +168,7 @@ class WorkerAddition:
             await self.ports.fleet.changed(_POLL_S)
 
     async def _settle(self, watcher: str) -> Result:
-        replaced = (await self.ports.read()).components[watcher].replaces
+        replaced = entry(await self.ports.read(), watcher).replaces
         state = await self.ports.update(lambda state: settle(state, watcher))
         if replaced is None or replaced not in in_phase(state, "retiring"):
             return Result(True, watcher, "ready")

@@ -13,7 +13,7 @@ from dynamo_local.core.planning.actions import RemoveWorker
 from dynamo_local.supervisor.actuator.ports import Ports, Result
 from dynamo_local.supervisor.server.launch.blueprint import worker_of
 from state.statefile.model import Component, State
-from state.statefile.transitions import clear_lease, release, retire
+from state.statefile.transitions import clear_lease, entry, release, retire
 
 UNDO_S = 5.0
 """The time that a process has to end by itself if it never became ready: it has no requests to finish."""
@@ -68,7 +68,7 @@ class WorkerRemoval:
         await self.ports.places.release(watcher)
 
     async def _end(self, watcher: str, deadline_s: float) -> None:
-        component = (await self.ports.read()).components[watcher]
+        component = entry(await self.ports.read(), watcher)
         await self._revoke(component)
         await self.ports.places.end(watcher, deadline_s)
 
@@ -86,5 +86,5 @@ class WorkerRemoval:
 
 
 def _without_lease(state: State, watcher: str) -> State:
-    lease = state.components[watcher].lease
+    lease = entry(state, watcher).lease
     return state if lease is None else clear_lease(state, watcher, lease)

@@ -22,7 +22,7 @@ from dynamo_local.supervisor.server.launch.blueprint import Blueprint, is_worker
 from dynamo_local.supervisor.server.launch.plan import plan_watcher
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
 from state.statefile.model import Component, State
-from state.statefile.transitions import claim, restart
+from state.statefile.transitions import claim, entry, restart
 
 _HEARD_WITHIN_S = 1.5
 """Three heartbeats: every worker that runs has been heard on the bus by then."""
@@ -75,7 +75,7 @@ class WorkerRestart:
     async def finish(self, watcher: str) -> Result:
         """End the process of an entry that is marked as restarting, start the next one, and wait until it is ready."""
         await self.removal.end_process(watcher)
-        component = (await self.ports.read()).components[watcher]
+        component = entry(await self.ports.read(), watcher)
         template = self.blueprint.restartable(component.component, component.watcher.revision)
         if await self._is_gone(component):
             return await self.addition.undo(watcher, f"node {component.node} is gone")
@@ -113,9 +113,9 @@ class WorkerRestart:
 
     async def _roles(self, watcher: str) -> dict[str, str]:
         """The roles of this worker, and of all others of its model that are ready and to stay."""
-        components = (await self.ports.read()).components
-        revision = components[watcher].watcher.revision
-        mine = {name: c for name, c in components.items() if c.watcher.revision == revision}
+        state = await self.ports.read()
+        revision = entry(state, watcher).watcher.revision
+        mine = {name: c for name, c in state.components.items() if c.watcher.revision == revision}
         return {name: c.role for name, c in mine.items() if name == watcher or self._is_ready(c)}
 
     def _is_ready(self, component: Component) -> bool:

@@ -20,7 +20,7 @@ from dynamo_local.supervisor.places.local import LocalPlaces
 from dynamo_local.supervisor.places.port import LogPart, Need, Place, Reservation, Status
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from state.statefile.model import State
-from state.statefile.transitions import add_template, claim, retire, unclaim
+from state.statefile.transitions import add_template, claim, entry, retire, unclaim
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class NodePlaces:
 
 def _started(state: State, plan: WatcherPlan) -> State:
     """The state in which the process of what is reserved may run. One that was started keeps its role."""
-    if state.components[plan.name].phase != "reserved":
+    if entry(state, plan.name).phase != "reserved":
         return state
     return claim(state, plan.watcher, role=plan.role, cmd=shlex.join(plan.argv), devices=plan.devices, share=plan.share)
 
