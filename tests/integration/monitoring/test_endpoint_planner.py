@@ -288,7 +288,7 @@ async def test_of_two_planners_one_acts_and_the_other_is_refused_by_hand_and_wai
     await until_beating(server, 22, lambda: server.orders)
     second = Planning(server, by_hand=True)
     await second.start()
-    with pytest.raises(UsageError, match="is the planner of namespace .* already"):
+    with pytest.raises(UsageError, match=r"is the planner of namespace .* already"):
         await asyncio.wait_for(second.tasks.failed(), 60)
     assert await second.tasks.close() == []
     assert "waits until it ends" not in caplog.text
