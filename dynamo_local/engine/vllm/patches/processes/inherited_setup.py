@@ -3,14 +3,23 @@
 On a CPU, vLLM puts functions in the place of Triton's kernels, and for that looks through all that every imported
 module has: 0.2 s in each worker, and as many pages of memory copied that were shared. Its logging clears the caches of
 some hundred loggers, one after another. And it has a shell run lscpu for the cores of the machine.
+
+On GPUs, torch asks NVML how many there are, and leaves it initialised: the driver's files stay open in the process, which
+is then not fit to be forked (preload.py).
 """
 
 from __future__ import annotations
 
-from functools import cache
+import multiprocessing
+from collections.abc import Callable
+from functools import cache, partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 from dynamo_local.engine.vllm.patches.check import applies
+
+_NVML_WITHIN_S = 60.0
+"""Without persistence mode, the driver is loaded first, which takes seconds for each GPU."""
 
 
 def register_kernels_once() -> None:
@@ -41,6 +50,42 @@ def list_cores_once() -> None:
     module: Any = cpu_resource_utils
     module._get_cpu_list = cache(module._get_cpu_list)
     module._get_cpu_list()
+
+
+def ask_nvml_in_children() -> None:
+    """Have torch ask NVML in processes that end, and each question once: the answers are of the machine, whatever
+    CUDA_VISIBLE_DEVICES says. Processes that are forked from this one know them."""
+    if not applies("GPUs that forks inherit"):
+        return
+    import torch
+
+    cuda: Any = torch.cuda
+    cuda._raw_device_count_nvml = cache(partial(_answer_of_child, cuda._raw_device_count_nvml))
+    cuda._raw_device_uuid_nvml = cache(partial(_answer_of_child, cuda._raw_device_uuid_nvml))
+
+
+def _answer_of_child(question: Callable[[], Any]) -> Any:
+    """Return what a forked process answers. Raises OSError, as without NVML, if it ends or does not answer in time."""
+    context = multiprocessing.get_context("fork")
+    answers, told = context.Pipe(duplex=False)
+    child = context.Process(target=_answer, args=(question, told), daemon=True)
+    child.start()
+    told.close()
+    try:
+        if not answers.poll(_NVML_WITHIN_S):
+            raise OSError(f"NVML has not answered for {_NVML_WITHIN_S:g} s")
+        return answers.recv()
+    except EOFError as error:
+        raise OSError("NVML cannot be asked") from error
+    finally:
+        child.kill()
+        child.join()
+        child.close()
+        answers.close()
+
+
+def _answer(question: Callable[[], Any], told: Connection) -> None:
+    told.send(question())
 
 
 def configure_logging_early() -> None:
