@@ -1,18 +1,24 @@
-"""Options and parsers that `dynamo serve` knows are those of the installed vLLM."""
+"""Options, parsers and environment variables that `dynamo serve` knows are those of the installed vLLM."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+from model_hosting_container_standards.common.fastapi.config import FASTAPI_ENV_CONFIG
+from model_hosting_container_standards.sagemaker.config import SAGEMAKER_ENV_CONFIG
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.envs import environment_variables
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.sizing.parsers import REASONING_RULES, TOOL_RULES
+from dynamo_local.engine.vllm import variables
 from dynamo_local.engine.vllm.command_line import REFUSED, parse
 
 
@@ -44,3 +50,17 @@ def test_what_is_refused_exists() -> None:
 def test_parsers_that_are_chosen_exist() -> None:
     assert {rule.parser for rule in TOOL_RULES} <= set(ToolParserManager.list_registered())
     assert {rule.parser for rule in REASONING_RULES} <= set(ReasoningParserManager.list_registered())
+
+
+def test_each_variable_of_vllm_has_one_verdict() -> None:
+    """A variable that another version adds is noticed here, and so is one that it drops."""
+    grouped = (*variables.TAKEN.values(), *variables.HARMLESS.values())
+    named = [*variables.REFUSED, *variables.OURS, *(name for names in grouped for name in names.split())]
+    known = set(environment_variables)
+    assert known - set(named) == set()
+    assert {name for name in named if name.startswith("VLLM_")} - known == set()
+    assert [name for name, times in Counter(named).items() if times > 1] == []
+
+
+def test_each_variable_that_puts_code_before_the_server_is_refused() -> None:
+    assert {*FASTAPI_ENV_CONFIG, *SAGEMAKER_ENV_CONFIG} <= set(variables.REFUSED)

@@ -4,8 +4,8 @@ On a CPU, vLLM puts functions in the place of Triton's kernels, and for that loo
 module has: 0.2 s in each worker, and as many pages of memory copied that were shared. Its logging clears the caches of
 some hundred loggers, one after another. And it has a shell run lscpu for the cores of the machine.
 
-On GPUs, torch asks NVML how many there are, and leaves it initialised: the driver's files stay open in the process, which
-is then not fit to be forked (preload.py).
+On GPUs, torch asks NVML how many there are, and leaves it initialised: the driver's files stay open in the process,
+which is then not fit to be forked (preload.py).
 """
 
 from __future__ import annotations
