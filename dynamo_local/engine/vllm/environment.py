@@ -16,6 +16,9 @@ IMPORT_DEFAULTS: Mapping[str, str] = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "TOKENIZERS_PARALLELISM": "false",
+    # vLLM's own deadline has a regular expression compiled in a thread of its own, where the time that it computes is
+    # not seen: grammar-timeout-s bounds that, and waiting for a core does not count.
+    "VLLM_REGEX_COMPILATION_TIMEOUT_S": "0",
     # On GPUs, NIXL's transport (UCX) wants a TCP socket beside the memory that is read, to notice that the other side
     # has died. Not on all interfaces: it has no authentication (local_users.py).
     "UCX_NET_DEVICES": "lo",

@@ -87,7 +87,7 @@ OURS: Mapping[str, str] = MappingProxyType(
         "VLLM_CPU_OMP_THREADS_BIND": "the cores of the worker's slots, unless it is set",
         "VLLM_DO_NOT_TRACK": _STATISTICS,
         "VLLM_HOST_IP": "127.0.0.1, unless it is set: what an engine's processes listen on has no authentication",
-        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "seconds for which the frontend keeps an idle connection open",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "seconds for which the frontend keeps an idle connection open, by default 5",
         "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "the frontend outlives engines in any case",
         "VLLM_LOGGING_LEVEL": "`WARNING`, unless it is set",
         "VLLM_LOG_STATS_INTERVAL": "seconds between the statistics that the frontend has vLLM log (at level INFO)",
@@ -97,6 +97,7 @@ OURS: Mapping[str, str] = MappingProxyType(
         "VLLM_MAX_STOP_STRINGS": "the smaller one of this and `max-words` holds",
         "VLLM_NO_USAGE_STATS": "`1`, unless it is set",
         "VLLM_PLUGINS": "the plugins that are named, and this project's own",
+        "VLLM_REGEX_COMPILATION_TIMEOUT_S": "`0`, unless it is set: `grammar-timeout-s` is the bound",
         "VLLM_RPC_BASE_PATH": "overwritten: a private folder of the process",
         "VLLM_USAGE_SOURCE": _STATISTICS,
         "VLLM_USAGE_STATS_SERVER": _STATISTICS,
@@ -122,8 +123,8 @@ TAKEN: Mapping[str, str] = MappingProxyType(
         "requests: templates, tools, grammars, sampling": """
             VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT VLLM_COMPUTE_NANS_IN_LOGITS VLLM_ENFORCE_STRICT_TOOL_CALLING
             VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS
-            VLLM_MAX_BAD_WORDS_TOTAL_TOKENS VLLM_RAISE_ON_LOGIT_NANS VLLM_REGEX_COMPILATION_TIMEOUT_S
-            VLLM_SYSTEM_START_DATE VLLM_TOOL_JSON_ERROR_AUTOMATIC_RETRY VLLM_TOOL_PARSE_REGEX_TIMEOUT_SECONDS
+            VLLM_MAX_BAD_WORDS_TOTAL_TOKENS VLLM_RAISE_ON_LOGIT_NANS VLLM_SYSTEM_START_DATE
+            VLLM_TOOL_JSON_ERROR_AUTOMATIC_RETRY VLLM_TOOL_PARSE_REGEX_TIMEOUT_SECONDS
             VLLM_USE_EXPERIMENTAL_PARSER_CONTEXT VLLM_USE_FASTOKENS VLLM_V1_OUTPUT_PROC_CHUNK_SIZE
             VLLM_V1_USE_OUTLINES_CACHE VLLM_XGRAMMAR_CACHE_MB
         """,
