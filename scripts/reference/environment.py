@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dynamo_local.engine.vllm.environment import IMPORT_DEFAULTS
-from dynamo_local.engine.vllm.variables import HARMLESS, OTHERS, OURS, REFUSED, TAKEN
+from dynamo_local.engine.vllm.variables import HARMLESS, OURS, REFUSED, TAKEN
 from scripts.reference import markdown
 from scripts.reference.variables import variables
 
@@ -56,6 +56,21 @@ _DEFAULTS = """
 Processes that use vLLM set these variables before they import it, unless they are set in the environment or in
 `ServiceArgs.envs`:
 """
+_OF_OTHERS = {
+    "FORWARDED_ALLOW_IPS": "proxies whose X-Forwarded-For uvicorn believes, by default those of this machine; "
+    "with `*` every client can say that it is on this machine, to which `x-dynamo-route` is shown",
+    "WEB_CONCURRENCY, UVICORN_*": "uvicorn's: without effect; --frontends is the number of frontends",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "OpenTelemetry's: engines send spans of their start there; "
+    "`otlp-traces-endpoint` goes before it",
+    "OTEL_*": "OpenTelemetry's: taken where traces are sent; OTEL_SDK_DISABLED=true sends none",
+    "HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE": "the hub's: taken. The keys `hf-token` and "
+    "`download-dir` go before them",
+    "HTTP_PROXY, HTTPS_PROXY, NO_PROXY": "taken where models are fetched",
+    "GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, UCX_*": "interfaces on which ranks and KV transfer listen, without "
+    "authentication: [security](../security.md)",
+    "EXA_API_KEY": "vLLM's key of a search engine, where `tool-server` has it search",
+    "PYTHONHASHSEED": "changes the names of cached blocks: workers with different ones read no KV from each other",
+}
 _OTHERS = """
 Those that open or close something, or are often set. Handlers of Amazon SageMaker and folders of Prometheus are
 [refused](#refused).
@@ -97,7 +112,7 @@ def _of_vllm() -> Iterator[str]:
     yield _grouped(HARMLESS)
     yield "## Variables of other libraries"
     yield _OTHERS
-    yield _table("what it does", OTHERS)
+    yield _table("what it does", _OF_OTHERS)
 
 
 def _grouped(groups: Mapping[str, str]) -> str:

@@ -228,22 +228,3 @@ HARMLESS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Variables that change nothing here: names by the reason."""
-
-OTHERS: Mapping[str, str] = MappingProxyType(
-    {
-        "FORWARDED_ALLOW_IPS": "proxies whose X-Forwarded-For uvicorn believes, by default those of this machine; "
-        "with `*` every client can say that it is on this machine, to which `x-dynamo-route` is shown",
-        "WEB_CONCURRENCY, UVICORN_*": "uvicorn's: without effect; --frontends is the number of frontends",
-        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "OpenTelemetry's: engines send spans of their start there; "
-        "`otlp-traces-endpoint` goes before it",
-        "OTEL_*": "OpenTelemetry's: taken where traces are sent; OTEL_SDK_DISABLED=true sends none",
-        "HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE": "the hub's: taken. The keys `hf-token` and "
-        "`download-dir` go before them",
-        "HTTP_PROXY, HTTPS_PROXY, NO_PROXY": "taken where models are fetched",
-        "GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, UCX_*": "interfaces on which ranks and KV transfer listen, without "
-        "authentication: [security](../security.md)",
-        "EXA_API_KEY": "vLLM's key of a search engine, where `tool-server` has it search",
-        "PYTHONHASHSEED": "changes the names of cached blocks: workers with different ones read no KV from each other",
-    }
-)
-"""Variables of other libraries that open or close something, and are not refused."""

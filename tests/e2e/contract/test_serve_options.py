@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from model_hosting_container_standards.common.fastapi.config import FASTAPI_ENV_CONFIG
-from model_hosting_container_standards.sagemaker.config import SAGEMAKER_ENV_CONFIG
+from model_hosting_container_standards.common.fastapi.config import FASTAPI_ENV_CONFIG  # type: ignore[import-untyped]
+from model_hosting_container_standards.sagemaker.config import SAGEMAKER_ENV_CONFIG  # type: ignore[import-untyped]
 from vllm.entrypoints.generate.base.protocol import validate_cache_salt
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.envs import environment_variables
