@@ -28,8 +28,8 @@ def _switch(remedy: str) -> RefusedVariable:
 REFUSED: Mapping[str, RefusedVariable] = MappingProxyType(
     {
         "VLLM_API_KEY": RefusedVariable(
-            "write the key into a file and use --Frontend.api-key-file=FILE, or give each client a key of its own with "
-            "`dynamo key create NAME`: both close every path"
+            "unset it, and write the key into a file for --Frontend.api-key-file=FILE, or give each client a key of "
+            "its own with `dynamo key create NAME`: both close every path"
         ),
         "VLLM_ENABLE_RESPONSES_API_STORE": _switch(
             "leave it out: `store` and `background` of /v1/responses work without, and what is kept survives the server"

@@ -132,9 +132,9 @@ def test_nvml_is_asked_once_and_in_a_process_that_ends(monkeypatch: pytest.Monke
         raise OSError("libnvidia-ml.so.1: cannot open shared object file")
 
     cuda: Any = torch.cuda
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(cuda, "_raw_device_count_nvml", os.getpid)
     monkeypatch.setattr(cuda, "_raw_device_uuid_nvml", no_library)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     ask_nvml_in_children()
     asked = cuda._raw_device_count_nvml()
     assert asked == cuda._raw_device_count_nvml() != os.getpid()

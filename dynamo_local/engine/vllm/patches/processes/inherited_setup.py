@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable
-from functools import cache, partial
-from multiprocessing.connection import Connection
+from functools import cache
 from typing import Any
 
 from dynamo_local.engine.vllm.patches.check import applies
@@ -53,39 +52,36 @@ def list_cores_once() -> None:
 
 
 def ask_nvml_in_children() -> None:
-    """Have torch ask NVML in processes that end, and each question once: the answers are of the machine, whatever
-    CUDA_VISIBLE_DEVICES says. Processes that are forked from this one know them."""
-    if not applies("GPUs that forks inherit"):
-        return
+    """Ask NVML for the GPUs of the machine in processes that end, and have torch go by the answers in this process and
+    in those forked from it. They are of the whole machine: torch itself applies CUDA_VISIBLE_DEVICES."""
     import torch
 
     cuda: Any = torch.cuda
-    cuda._raw_device_count_nvml = cache(partial(_answer_of_child, cuda._raw_device_count_nvml))
-    cuda._raw_device_uuid_nvml = cache(partial(_answer_of_child, cuda._raw_device_uuid_nvml))
+    built: Any = torch.backends.cuda.is_built
+    if not built() or not applies("GPUs that forks inherit"):
+        return
+    # torch takes these values for the word that NVML cannot be asked.
+    count = _answer_of_child(cuda._raw_device_count_nvml, -1)
+    uuids = _answer_of_child(cuda._raw_device_uuid_nvml, None)
+    cuda._raw_device_count_nvml = lambda: count
+    cuda._raw_device_uuid_nvml = lambda: uuids
 
 
-def _answer_of_child(question: Callable[[], Any]) -> Any:
-    """Return what a forked process answers. Raises OSError, as without NVML, if it ends or does not answer in time."""
+def _answer_of_child(question: Callable[[], Any], otherwise: Any) -> Any:
+    """Return what a forked process answers; `otherwise` if it ends without an answer, or gives none in time."""
     context = multiprocessing.get_context("fork")
     answers, told = context.Pipe(duplex=False)
-    child = context.Process(target=_answer, args=(question, told), daemon=True)
+    child = context.Process(target=lambda: told.send(question()), daemon=True)
     child.start()
     told.close()
     try:
-        if not answers.poll(_NVML_WITHIN_S):
-            raise OSError(f"NVML has not answered for {_NVML_WITHIN_S:g} s")
-        return answers.recv()
-    except EOFError as error:
-        raise OSError("NVML cannot be asked") from error
+        return answers.recv() if answers.poll(_NVML_WITHIN_S) else otherwise
+    except EOFError:
+        return otherwise
     finally:
         child.kill()
         child.join()
-        child.close()
         answers.close()
-
-
-def _answer(question: Callable[[], Any], told: Connection) -> None:
-    told.send(question())
 
 
 def configure_logging_early() -> None:
