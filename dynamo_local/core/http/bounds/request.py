@@ -22,6 +22,9 @@ SALT_CHARACTERS = 128
 _NAMES = {"cache_salt": SALT_CHARACTERS, "request_id": NAME_CHARACTERS, "session_id": NAME_CHARACTERS}
 _PRINTABLE = re.compile(r"[ -~]*")
 REQUEST_ID = b"x-request-id"
+_ADAPTER = b"x-amzn-sagemaker-adapter-identifier"
+"""Header by which vLLM's /invocations takes another model than the body names: one that the gate has not seen."""
+JUDGED_HEADERS = (REQUEST_ID, _ADAPTER)
 
 _WORDS = ("stop", "stop_sequences", "bad_words", "stop_token_ids")
 _LISTS = frozenset({*_WORDS, "logprob_token_ids"})
@@ -130,10 +133,14 @@ def _read(body: bytes) -> Any:
 
 
 def excess_of_headers(headers: Iterable[tuple[bytes, bytes]]) -> Excess | None:
-    """Check X-Request-Id, which is a request's id where it has no other."""
+    """Check X-Request-Id, which is a request's id where it has no other, and that no header names a model."""
     for name, value in headers:
-        if len(name) == len(REQUEST_ID) and name.lower() == REQUEST_ID:
-            return _no_name("X-Request-Id", value.decode("latin-1"), NAME_CHARACTERS)
+        if name.lower() == _ADAPTER:
+            return Excess("X-Amzn-SageMaker-Adapter-Identifier is not taken: name the adapter as model", "model")
+        if name.lower() == REQUEST_ID:
+            excess = _no_name("X-Request-Id", value.decode("latin-1"), NAME_CHARACTERS)
+            if excess is not None:
+                return excess
     return None
 
 

@@ -171,6 +171,13 @@ def test_what_is_within_the_bounds_or_nothing_is_the_servers_to_judge(body: byte
     assert fields_of_text(body, BOUNDS) == ({"prompt": "hello"} if b"hello" in body else {})
 
 
+def test_a_header_names_no_model() -> None:
+    """vLLM's /invocations would take it in the place of the model that the gate has looked at."""
+    found = excess_of_headers([(b"host", b"h"), (b"X-Amzn-SageMaker-Adapter-Identifier", b"pirate")])
+    assert found is not None
+    assert found.param == "model"
+
+
 @pytest.mark.parametrize(("value", "fits"), [(b"abc-1", True), (b"x" * 257, False), (b"a\tb", False), (b"\xc3", False)])
 def test_an_id_in_a_header_is_judged_as_one_in_a_body(value: bytes, fits: bool) -> None:
     headers = [(b"host", b"x" * 999), (b"X-Request-ID", value)]
