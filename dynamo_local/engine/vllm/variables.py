@@ -20,6 +20,13 @@ _HANDLERS = "leave it out: requests are checked before they reach vLLM's server"
 _METRICS = "leave it out: /metrics shows all frontends together"
 _ELASTIC = "leave it out: vLLM sets it in its own processes"
 
+_PUT_BEFORE = (
+    "CUSTOM_FASTAPI_INVOCATION_HANDLER", "CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS",
+    "CUSTOM_FASTAPI_MIDDLEWARE_THROTTLE", "CUSTOM_FASTAPI_PING_HANDLER", "CUSTOM_POST_PROCESS", "CUSTOM_PRE_PROCESS",
+    "CUSTOM_SCRIPT_FILENAME", "SAGEMAKER_MODEL_PATH",
+)  # fmt: skip
+"""Variables of the library for Amazon SageMaker, which puts code of the user's before vLLM's server."""
+
 
 def _switch(remedy: str) -> RefusedVariable:
     return RefusedVariable(remedy, _SWITCH)
@@ -59,17 +66,9 @@ REFUSED: Mapping[str, RefusedVariable] = MappingProxyType(
         "VLLM_DP_RANK_LOCAL": RefusedVariable(_COPIES, frozenset({"", "0", "-1"})),
         "VLLM_ELASTIC_EP_SCALE_UP_LAUNCH": _switch(_ELASTIC),
         "VLLM_ELASTIC_EP_DRAIN_REQUESTS": _switch(_ELASTIC),
-        "PROMETHEUS_MULTIPROC_DIR": RefusedVariable(_METRICS),
-        "prometheus_multiproc_dir": RefusedVariable(_METRICS),
-        "CUSTOM_FASTAPI_INVOCATION_HANDLER": RefusedVariable(_HANDLERS),
-        "CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS": RefusedVariable(_HANDLERS),
-        "CUSTOM_FASTAPI_MIDDLEWARE_THROTTLE": RefusedVariable(_HANDLERS),
-        "CUSTOM_FASTAPI_PING_HANDLER": RefusedVariable(_HANDLERS),
-        "CUSTOM_POST_PROCESS": RefusedVariable(_HANDLERS),
-        "CUSTOM_PRE_PROCESS": RefusedVariable(_HANDLERS),
-        "CUSTOM_SCRIPT_FILENAME": RefusedVariable(_HANDLERS),
+        **dict.fromkeys(("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"), RefusedVariable(_METRICS)),
+        **dict.fromkeys(_PUT_BEFORE, RefusedVariable(_HANDLERS)),
         "SAGEMAKER_ENABLE_STATEFUL_SESSIONS": _switch(_HANDLERS),
-        "SAGEMAKER_MODEL_PATH": RefusedVariable(_HANDLERS),
     }
 )
 """Variables that would open, close or change something behind the gate."""
