@@ -1,4 +1,4 @@
-"""`python -m scripts.reference`: write docs/reference/cli.md and configuration.md from the code.
+"""`python -m scripts.reference`: write cli.md, configuration.md and environment.md of docs/reference from the code.
 
 With --check, compare them with the code instead, and fail if they differ.
 """
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.reference import command_line, configuration
+from scripts.reference import command_line, configuration, environment
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -21,10 +21,14 @@ def main(arguments: Sequence[str], folder: Path = FOLDER) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.reference", description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare the files with the code, and write nothing")
     check = parser.parse_args(arguments).check
-    pages = {"cli.md": command_line.page(), "configuration.md": configuration.page(ROOT)}
+    pages = {
+        "cli.md": command_line.page(),
+        "configuration.md": configuration.page(),
+        "environment.md": environment.page(ROOT),
+    }
     changed = {name: text for name, text in pages.items() if _text(folder / name) != text}
     if check and changed:
-        names = " and ".join(changed)
+        names = ", ".join(changed)
         print(f"error: {names} in {folder} differ from the code; run `make reference`", file=sys.stderr)
         return 1
     for name, text in changed.items():

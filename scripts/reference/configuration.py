@@ -1,24 +1,21 @@
-"""The page on configuration: keys of the services of the example graphs, live settings, environment variables."""
+"""The page on configuration: keys of the services of the example graphs, live settings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dynamo_local.core.live_settings import SETTINGS
 from dynamo_local.engine.vllm.arguments import engine_schema, server_schema
-from dynamo_local.engine.vllm.environment import IMPORT_DEFAULTS
 from dynamo_local.sdk.config.schema import ConfigSchema, KeySpec, agreed_in, canonical, fixed_by, schema_of, settings_of
 from dynamo_local.sdk.config.sections import ARGS, SERVICE_ARGS, TAKEN
 from dynamo_local.sdk.graph import load_graph
 from dynamo_local.sdk.resources import Resources
 from dynamo_local.sdk.service import ServiceSpec, spec_of
 from scripts.reference import markdown
-from scripts.reference.variables import Variable, variables
 
 GRAPHS = (
     "examples.llm.graphs.disagg:Frontend",
@@ -31,8 +28,8 @@ _KEYS = ("key", "type", "default", "meaning")
 _INTRODUCTION = """
 A configuration is a YAML file (`dynamo serve --file`) with a section for each service of the graph. A key of a section
 can also be given on the command line, as `--SERVICE.KEY=VALUE`. Keys are spelled with hyphens; underscores mean the
-same. The command line takes precedence over the file, the service's section over `Common`, and both over the default.
-A key or value that is not allowed is refused before anything is started.
+same. A key or value that is not allowed is refused before anything is started. Environment variables, and what takes
+precedence over what: [environment](environment.md).
 """
 _COMMON = """
 `Common` is a section for keys that several services share. It may contain every key of the services below. A service
@@ -52,18 +49,12 @@ _LIVE = """
 `dynamo config set` changes these settings until the server ends. At the start of the server, the keys of the frontend
 with the same names apply.
 """
-_FOR_USERS = "Variables that you can set:"
-_INTERNAL = "Variables that the server sets in its own processes. Do not set them:"
-_DEFAULTS = """
-Processes that use vLLM set these variables before they import it, unless they are set in the environment or in
-`ServiceArgs.envs`:
-"""
 
 
-def page(root: Path) -> str:
+def page() -> str:
     """The text of docs/reference/configuration.md."""
-    parts = [_INTRODUCTION, *_every_service(), *_common(), *_services(), *_vllm(), *_live(), *_environment(root)]
-    return markdown.page("Configuration", (part if _is_block(part) else markdown.paragraph(part) for part in parts))
+    parts = [_INTRODUCTION, *_every_service(), *_common(), *_services(), *_vllm(), *_live()]
+    return markdown.page("Configuration", map(markdown.part, parts))
 
 
 def specs() -> list[tuple[str, ServiceSpec]]:
@@ -79,10 +70,6 @@ def own_keys(schema: ConfigSchema) -> dict[str, KeySpec]:
     """The keys of a service without vLLM's arguments."""
     foreign = {*engine_schema().keys(), *server_schema().keys()}
     return {name: key for name, key in schema.keys().items() if name not in foreign}
-
-
-def _is_block(part: str) -> bool:
-    return part.startswith(("#", "|"))
 
 
 def _every_service() -> Iterator[str]:
@@ -150,24 +137,6 @@ def _live() -> Iterator[str]:
         for each in SETTINGS.values()
     ]
     yield markdown.table(_KEYS, rows)
-
-
-def _environment(root: Path) -> Iterator[str]:
-    yield "## Environment variables"
-    found = variables(root)
-    yield _FOR_USERS
-    yield _variable_table(variable for variable in found if not variable.is_internal)
-    yield _INTERNAL
-    yield _variable_table(variable for variable in found if variable.is_internal)
-    yield _DEFAULTS
-    defaults = sorted(IMPORT_DEFAULTS.items())
-    yield markdown.table(
-        ("variable", "value"), [(markdown.code(name), markdown.code(value)) for name, value in defaults]
-    )
-
-
-def _variable_table(shown: Iterable[Variable]) -> str:
-    return markdown.table(("variable", "meaning"), [(markdown.code(each.name), each.help) for each in shown])
 
 
 def _key_table(keys: Mapping[str, KeySpec], metadata: Mapping[str, Mapping[str, Any]] | None = None) -> str:

@@ -14,6 +14,11 @@ def page(title: str, parts: Iterable[str]) -> str:
     return "\n\n".join([f"# {title}", HEADER, *parts]) + "\n"
 
 
+def part(text: str) -> str:
+    """Return a heading or a table as it is, and other text as a paragraph."""
+    return text if text.startswith(("#", "|")) else paragraph(text)
+
+
 def paragraph(text: str) -> str:
     """Return the text as one paragraph, wrapped at the line length."""
     return textwrap.fill(" ".join(text.split()), _WIDTH, break_long_words=False, break_on_hyphens=False)

@@ -37,7 +37,7 @@ from dynamo_local.core.http.bounds.admission import (
     examine_text,
     read_fields,
 )
-from dynamo_local.core.http.bounds.request import REQUEST_ID
+from dynamo_local.core.http.bounds.request import JUDGED_HEADERS
 from dynamo_local.core.http.json_text import as_utf8
 from dynamo_local.core.http.paths import ROUTES, Route, route_of, without_last_slash
 from dynamo_local.core.http.priority import HEADER_KEY, priority_asked
@@ -201,7 +201,8 @@ class HttpGate:
 
     async def _post(self, asked: Asked, receive: Receive, send: Send) -> Refusal | None:
         route, scope = asked.route, asked.scope
-        if REQUEST_ID in asked.headers and (refusal := examine_headers(scope["headers"])) is not None:
+        judged = any(name in asked.headers for name in JUDGED_HEADERS)
+        if judged and (refusal := examine_headers(scope["headers"])) is not None:
             return refusal
         body = await read_body(asked.headers, receive, self._limits)
         if route.generates:

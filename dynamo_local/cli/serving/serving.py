@@ -23,7 +23,9 @@ from dynamo_local.core.errors import ConfigError, UsageError
 from dynamo_local.core.fleet.view import AGGREGATED_ROLE
 from dynamo_local.core.sizing.machine import counted
 from dynamo_local.engine.vllm.command_line import CommandLine
+from dynamo_local.engine.vllm.variables import REFUSED
 from dynamo_local.sdk.config.flags import Flag, kv_network_flag, kv_stream_flag
+from dynamo_local.sdk.config.schema import check_variables
 from dynamo_local.supervisor.endpoints.start import endpoint_controller
 from dynamo_local.supervisor.places.environments import LOCAL
 from dynamo_local.supervisor.server.launch.kv_networks import check_kv_network
@@ -148,6 +150,7 @@ class Serving:
         serve(launch, settings, report, endpoint_controller(tools, forks=self.forkserver))
 
     def _request(self) -> ServeRequest:
+        check_variables(os.environ, REFUSED)
         self._check_endpoints()
         self._check_kv()
         graph = graph_of(self.target, self.wishes)

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from dynamo_local.engine.vllm.requests.adapters import AdapterSettings
+from dynamo_local.engine.vllm.variables import REFUSED
 from dynamo_local.sdk.config.schema import KeySpec, SchemaTable
 
 _LISTENING = "use --host and --port of `dynamo serve`"
@@ -140,7 +141,7 @@ def described_vllm() -> str:
 
 def _table(specs: list[VllmKey]) -> SchemaTable:
     keys = SchemaTable.of(*(spec for spec in specs if spec.name not in (*MANAGED, _ADAPTERS.name)))
-    return replace(keys, fixed=MANAGED, agreed=AGREED)
+    return replace(keys, fixed=MANAGED, agreed=AGREED, variables=REFUSED)
 
 
 def ranks_of(config: Mapping[str, Any]) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from dynamo_local.engine.vllm.patches.processes.shared_memory_names import name_segments
+from dynamo_local.engine.vllm.variables import REFUSED
+from dynamo_local.sdk.config.schema import check_variables
 from state.devices.allocation import CPU_CORES_VARIABLE, OMP_THREADS_VARIABLE, SHARE_VARIABLE, cores_of_slots
 
 IMPORT_DEFAULTS: Mapping[str, str] = {
@@ -14,6 +16,9 @@ IMPORT_DEFAULTS: Mapping[str, str] = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "TOKENIZERS_PARALLELISM": "false",
+    # vLLM's own deadline has a regular expression compiled in a thread of its own, where the time that it computes is
+    # not seen: grammar-timeout-s bounds that, and waiting for a core does not count.
+    "VLLM_REGEX_COMPILATION_TIMEOUT_S": "0",
     # On GPUs, NIXL's transport (UCX) wants a TCP socket beside the memory that is read, to notice that the other side
     # has died. Not on all interfaces: it has no authentication (local_users.py).
     "UCX_NET_DEVICES": "lo",
@@ -25,15 +30,23 @@ IMPORT_DEFAULTS: Mapping[str, str] = {
 }
 """Variables that are the same for every process, to be set before vLLM is imported."""
 
+_PLUGINS, _OWN_PLUGIN = "VLLM_PLUGINS", "dynamo_local"
+"""A list of the plugins that vLLM loads, and the name of this project's (plugin.py), without which spawned processes of
+an engine outlive it."""
+
 
 def prepare_environment(private_dir: Path, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Settle what vLLM reads from the environment. What the user has set stays.
+    """Settle what vLLM reads from the environment. What the user has set stays. Raises ConfigError for what is refused:
+    on a node of a cluster, the environment is the node's.
 
     Shared memory of this process, and of those forked from it, is named by whose it is.
     `private_dir` (mode 0700) takes the temporary files of vLLM, and the sockets between its processes, which have no
     authentication of their own.
     """
+    check_variables(environ, REFUSED)
     name_segments(environ)
+    if (plugins := environ.get(_PLUGINS)) is not None and _OWN_PLUGIN not in plugins.split(","):
+        environ[_PLUGINS] = f"{plugins},{_OWN_PLUGIN}"
     environ["TMPDIR"] = environ["VLLM_RPC_BASE_PATH"] = str(private_dir)
     defaults = dict(IMPORT_DEFAULTS)
     # "auto" would bind every engine of the machine to the same first core.

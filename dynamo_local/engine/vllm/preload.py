@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dynamo_local.engine.vllm.environment import IMPORT_DEFAULTS, settle_threads
 from dynamo_local.engine.vllm.patches.processes.inherited_setup import (
+    ask_nvml_in_children,
     configure_logging_early,
     list_cores_once,
     register_kernels_once,
@@ -103,6 +104,9 @@ def _import() -> None:
         os.environ.setdefault(name, value)
     # OpenBLAS makes its threads when it is loaded.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # It asks for GPUs while it is imported.
+    importlib.import_module("vllm")
+    ask_nvml_in_children()
     for module in _MODULES:
         importlib.import_module(module)
     import setproctitle

@@ -42,6 +42,27 @@ class KeySpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         return f"{words} or null" if self.optional else words
 
 
+@dataclasses.dataclass(frozen=True)
+class RefusedVariable:
+    """An environment variable that a service must not have. `harmless`: values that change nothing, in lower case."""
+
+    remedy: str
+    harmless: frozenset[str] = frozenset({""})
+
+    def is_refused(self, value: str) -> bool:
+        return value.strip().lower() not in self.harmless
+
+
+def check_variables(environ: Mapping[str, str], refused: Mapping[str, RefusedVariable], where: str = "") -> None:
+    """Raise ConfigError for the first variable that is refused with this value, which is not told: it may be a secret.
+    `where` stands before the variable's name in the message."""
+    for name, variable in refused.items():
+        if name in environ and variable.is_refused(environ[name]):
+            raise ConfigError(
+                f"{where or 'the environment variable '}{name} is not for `dynamo serve`", variable.remedy
+            )
+
+
 class ConfigSchema(Protocol):
     """The keys that a service takes, by canonical name."""
 
@@ -56,12 +77,15 @@ class SchemaTable:
 
     `agreed`: keys, and dotted paths in them, on which all services of a graph with the key must agree, each with the
     name under which values are compared.
+
+    `variables`: environment variables that the service must not have.
     """
 
     table: Mapping[str, KeySpec]
     settings: tuple[type, ...] = ()
     fixed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     agreed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    variables: Mapping[str, RefusedVariable] = dataclasses.field(default_factory=dict)
 
     def keys(self) -> Mapping[str, KeySpec]:
         return self.table
@@ -95,10 +119,12 @@ def combine(*schemas: ConfigSchema) -> SchemaTable:
     settings: list[type] = []
     fixed: dict[str, str] = {}
     agreed: dict[str, str] = {}
+    variables: dict[str, RefusedVariable] = {}
     for schema in schemas:
         settings.extend(settings_of(schema))
         fixed.update(fixed_by(schema))
         agreed.update(agreed_in(schema))
+        variables.update(refused_in(schema))
         for name, spec in schema.keys().items():
             if name in table:
                 raise GraphError(f"configuration key {name} is declared twice")
@@ -108,6 +134,7 @@ def combine(*schemas: ConfigSchema) -> SchemaTable:
         tuple(settings),
         types.MappingProxyType(fixed),
         types.MappingProxyType(agreed),
+        types.MappingProxyType(variables),
     )
 
 
@@ -124,6 +151,11 @@ def fixed_by(schema: ConfigSchema) -> Mapping[str, str]:
 def agreed_in(schema: ConfigSchema) -> Mapping[str, str]:
     """Return the keys on which services must agree, each with the name for comparison (see `SchemaTable.agreed`)."""
     return schema.agreed if isinstance(schema, SchemaTable) else {}
+
+
+def refused_in(schema: ConfigSchema) -> Mapping[str, RefusedVariable]:
+    """Return the environment variables that a service with this schema must not have."""
+    return schema.variables if isinstance(schema, SchemaTable) else {}
 
 
 def coerce(spec: KeySpec, value: Any) -> Any:

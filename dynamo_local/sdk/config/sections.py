@@ -12,7 +12,15 @@ from typing import Any
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.suggestions import suggest
 from dynamo_local.sdk.config.redaction import shown
-from dynamo_local.sdk.config.schema import KeySpec, SchemaTable, canonical, coerce, fixed_by
+from dynamo_local.sdk.config.schema import (
+    KeySpec,
+    SchemaTable,
+    canonical,
+    check_variables,
+    coerce,
+    fixed_by,
+    refused_in,
+)
 from dynamo_local.sdk.resources import Resources
 from dynamo_local.sdk.service import ServiceSpec
 
@@ -159,4 +167,6 @@ def _envs(spec: ServiceSpec, raw: Any, origin: str) -> dict[str, str]:
         # YAML does not keep the text of numbers such as 1.10, nor the spelling of true.
         if isinstance(value, bool) or not isinstance(value, str | int) or "\0" in str(value):
             raise ConfigError(f"{where} is not text", "put its value in quotes")
-    return {name: str(value) for name, value in envs.items()}
+    texts = {name: str(value) for name, value in envs.items()}
+    check_variables(texts, refused_in(spec.schema), f"{origin}: {spec.name}.{ARGS}.envs.")
+    return texts

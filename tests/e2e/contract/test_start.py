@@ -26,6 +26,7 @@ from vllm.v1.sample.logits_processor import LOGITSPROCS_GROUP
 from vllm.v1.worker import utils
 
 from dynamo_local.engine.vllm.patches.processes.inherited_setup import (
+    ask_nvml_in_children,
     configure_logging_early,
     configure_logging_once,
     list_cores_once,
@@ -124,6 +125,23 @@ def test_cores_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert cpu_resource_utils.get_allowed_cpu_list() == before[:1]
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+def test_nvml_is_asked_once_and_in_a_process_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library() -> list[str]:
+        raise OSError("libnvidia-ml.so.1: cannot open shared object file")
+
+    cuda: Any = torch.cuda
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(cuda, "_raw_device_count_nvml", os.getpid)
+    monkeypatch.setattr(cuda, "_raw_device_uuid_nvml", no_library)
+    ask_nvml_in_children()
+    asked = cuda._raw_device_count_nvml()
+    assert asked == cuda._raw_device_count_nvml() != os.getpid()
+    assert not Path(f"/proc/{asked}").exists()
+    # torch knows what to do without NVML.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-11111111")
+    assert cuda._device_count_nvml() == -1
 
 
 def test_logging_is_configured_where_it_differs(monkeypatch: pytest.MonkeyPatch) -> None:

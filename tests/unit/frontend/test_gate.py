@@ -167,6 +167,13 @@ async def test_requests_beyond_the_limits_are_refused() -> None:
     assert house.backend.requests == []
 
 
+async def test_a_header_that_names_a_model_does_not_pass() -> None:
+    house = House()
+    named = [("X-Amzn-SageMaker-Adapter-Identifier", "pirate")]
+    answer = await call(house.gate, scope("/invocations", "POST", named), [b'{"model": "chat"}'])
+    assert (answer.status, answer.error["param"], house.backend.requests) == (400, "model", [])
+
+
 async def test_what_is_not_json_is_refused() -> None:
     house = House()
     assert (await house.post("/v1/completions", b'{"n": NaN}')).error["type"] == "BadRequestError"

@@ -16,10 +16,15 @@ import msgspec
 
 NAME_CHARACTERS = 256
 """Longest id that a client may make up."""
+SALT_CHARACTERS = 128
+"""Longest salt: vLLM's own bound. It takes none with @, / or \\ either."""
 
-_NAMES = frozenset({"request_id", "session_id", "cache_salt"})
-_NAME = re.compile(rf"[ -~]{{0,{NAME_CHARACTERS}}}")
+_NAMES = {"cache_salt": SALT_CHARACTERS, "request_id": NAME_CHARACTERS, "session_id": NAME_CHARACTERS}
+_PRINTABLE = re.compile(r"[ -~]*")
 REQUEST_ID = b"x-request-id"
+_ADAPTER = b"x-amzn-sagemaker-adapter-identifier"
+"""Header by which vLLM's /invocations takes another model than the body names: one that the gate has not seen."""
+JUDGED_HEADERS = (REQUEST_ID, _ADAPTER)
 
 _WORDS = ("stop", "stop_sequences", "bad_words", "stop_token_ids")
 _LISTS = frozenset({*_WORDS, "logprob_token_ids"})
@@ -75,7 +80,11 @@ class RequestBounds:
         metadata={"help": "Maximum time to check or compile a grammar, in s. After that its request fails."},
     )
     max_words: int = field(
-        default=1000, metadata={"help": "Maximum number of entries of each of stop, stop_token_ids and bad_words."}
+        default=1000,
+        metadata={
+            "help": "Maximum number of entries of each of stop, stop_token_ids and bad_words. vLLM takes fewer of stop "
+            "and bad_words (VLLM_MAX_STOP_STRINGS, VLLM_MAX_NUM_BAD_WORDS)."
+        },
     )
 
 
@@ -124,29 +133,29 @@ def _read(body: bytes) -> Any:
 
 
 def excess_of_headers(headers: Iterable[tuple[bytes, bytes]]) -> Excess | None:
-    """Check X-Request-Id, which is a request's id where it has no other."""
+    """Check X-Request-Id, which is a request's id where it has no other, and that no header names a model."""
     for name, value in headers:
-        if len(name) == len(REQUEST_ID) and name.lower() == REQUEST_ID and not _is_name(value.decode("latin-1")):
-            return _no_name("X-Request-Id")
+        if name.lower() == _ADAPTER:
+            return Excess("X-Amzn-SageMaker-Adapter-Identifier is not taken: name the adapter as model", "model")
+        if name.lower() == REQUEST_ID:
+            excess = _no_name("X-Request-Id", value.decode("latin-1"), NAME_CHARACTERS)
+            if excess is not None:
+                return excess
     return None
 
 
 def _long_name(fields: Mapping[str, Any]) -> Excess | None:
-    if _NAMES.isdisjoint(fields):
-        return None
-    for name in sorted(_NAMES):
+    for name, most in _NAMES.items():
         value = fields.get(name)
-        if isinstance(value, str) and not _is_name(value):
-            return _no_name(name)
+        if isinstance(value, str) and (excess := _no_name(name, value, most)) is not None:
+            return excess
     return None
 
 
-def _is_name(value: str) -> bool:
-    return _NAME.fullmatch(value) is not None
-
-
-def _no_name(what: str) -> Excess:
-    return Excess(f"{what} must be at most {NAME_CHARACTERS} printable ASCII characters", what)
+def _no_name(what: str, value: str, most: int) -> Excess | None:
+    if len(value) <= most and _PRINTABLE.fullmatch(value):
+        return None
+    return Excess(f"{what} must be at most {most} printable ASCII characters", what)
 
 
 def _media(fields: Mapping[str, Any]) -> Excess | None:

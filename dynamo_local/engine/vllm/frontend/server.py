@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Mapping
@@ -41,9 +40,6 @@ Middleware = Callable[[Any], Any]
 
 Cards = Callable[[], Awaitable[list[dict[str, Any]]]]
 """Returns all models as /v1/models shows them."""
-
-KEEP_ALIVE_ENV = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
-"""How long the frontend keeps an idle connection open, in s. By default 5."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +104,11 @@ class HttpServer:
 
     def _build(self) -> tuple[Namespace, Any]:
         require("serving HTTP", "HTTP connections")
+        from vllm import envs
         from vllm.utils.gc_utils import freeze_gc_heap
 
         args = parse(self._config)
+        args.timeout_keep_alive = envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE
         app = build_app(args)
         app.state.openai_serving_models = _AllModels(self._cards)
         # Without an engine, vLLM's answer to /ping is that all is well.
@@ -144,7 +142,9 @@ class HttpServer:
             ssl_certfile=args.ssl_certfile,
             ssl_ca_certs=args.ssl_ca_certs,
             ssl_cert_reqs=args.ssl_cert_reqs,
-            timeout_keep_alive=int(os.environ.get(KEEP_ALIVE_ENV, "5")),
+            timeout_keep_alive=args.timeout_keep_alive,
+            # Not by $WEB_CONCURRENCY, which must be a number.
+            workers=1,
         )
         server = NoSignalServer(config)
         stop = UvicornStop(server)

@@ -91,7 +91,10 @@ def _annotated(of: Any) -> set[str]:
 
 
 def _other_parameters(name: str, function: Any, wanted: list[str]) -> str | None:
-    has = list(inspect.signature(function).parameters)
+    try:
+        has = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return f"{name} is no function whose parameters are known"
     if wanted[-1:] == ["..."]:
         missing = [each for each in wanted[:-1] if each not in has]
         return f"{name} has no parameter {missing[0]}" if missing else None

@@ -531,6 +531,15 @@ _PROCESSES: Mapping[str, Patch] = {
         without="each process of an engine looks for plugins",
         of="Python",
     ),
+    "GPUs that forks inherit": Patch(
+        file="patches/processes/inherited_setup.py",
+        why="NVML keeps the driver's files open in the process that asks it, and what is forked from there has them",
+        test=f"{_CONTRACT}/test_start.py::test_nvml_is_asked_once_and_in_a_process_that_ends",
+        on="GPU",
+        replaces=("torch.cuda:_raw_device_count_nvml()", "torch.cuda:_raw_device_uuid_nvml()"),
+        without="services on GPUs are not forked, and each imports vLLM by itself",
+        of="torch",
+    ),
     "naming shared memory": Patch(
         file="patches/processes/shared_memory_names.py",
         why="what killed engines leave in /dev/shm is removed by its name",

@@ -100,6 +100,33 @@ def test_an_option_of_one_service_wins_over_that_of_all_and_over_the_file(
     assert (worker["max-num-seqs"], worker["seed"], worker["block-size"]) == (3, 2, 64)
 
 
+@pytest.mark.parametrize("target", [("random",), ("examples.hello_world.hello_world:Frontend",), ("-f", "models.yaml")])
+def test_a_variable_that_acts_behind_the_gate_is_refused_at_the_start(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, target: tuple[str, ...]
+) -> None:
+    Path("models.yaml").write_text("endpoints: [{name: chat, model: random, engine: mocker}]\n")
+    for mode in ((), ("--dry-run",)):
+        for name, remedy in (
+            ("VLLM_API_KEY", "dynamo key create"),
+            ("VLLM_ENABLE_RESPONSES_API_STORE", "leave it out"),
+        ):
+            monkeypatch.setenv(name, "1")
+            assert run(["serve", *target, *mode, "--port", "0"]) == 2
+            told = capsys.readouterr().err.splitlines()[-1]
+            assert told.startswith(f"error: the environment variable {name} is not for `dynamo serve`; ")
+            assert remedy in told
+            monkeypatch.delenv(name)
+
+
+def test_a_variable_is_refused_in_the_settings_of_an_endpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    args = "Frontend: {ServiceArgs: {envs: {VLLM_SERVER_DEV_MODE: 1}}}"
+    Path("models.yaml").write_text(f"endpoints: [{{name: chat, model: random, args: {{{args}}}}}]\n")
+    assert run(["serve", "-f", "models.yaml", "--dry-run"]) == 2
+    told = capsys.readouterr().err
+    assert "endpoint chat: " in told
+    assert "Frontend.ServiceArgs.envs.VLLM_SERVER_DEV_MODE is not for `dynamo serve`" in told
+
+
 def test_parsers_are_chosen_for_a_folder_unless_switched_off(
     capsys: pytest.CaptureFixture[str], machine: Path, model: Path
 ) -> None:

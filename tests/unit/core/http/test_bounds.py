@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.http.bounds.request import (
     NAME_CHARACTERS,
+    SALT_CHARACTERS,
     Excess,
     RequestBounds,
     excess_of,
@@ -43,7 +44,7 @@ SMALL = {"type": "object"}
         ({"request_id": "a\nb"}, "request_id"),
         ({"request_id": "é"}, "request_id"),
         ({"session_id": "x" * 2_000_000}, "session_id"),
-        ({"cache_salt": "x" * 300}, "cache_salt"),
+        ({"cache_salt": "x" * (SALT_CHARACTERS + 1)}, "cache_salt"),
         ({"structured_outputs": {"choice": ["x"] * 6}}, "max-choices"),
         ({"structured_outputs": {"regex": "x" * 21}}, "max-regex-bytes"),
         ({"structured_outputs": {"regex": "é" * 11}}, "max-regex-bytes"),
@@ -81,6 +82,7 @@ def test_what_is_too_much_is_refused_by_name(fields: dict[str, Any], names: str)
     [
         {},
         {"request_id": "x" * NAME_CHARACTERS, "session_id": "", "cache_salt": None},
+        {"cache_salt": "x" * SALT_CHARACTERS},
         {"structured_outputs": {"choice": ["x"] * 5, "regex": None}},
         {"structured_outputs": {"regex": "x" * 20}},
         {"response_format": {"type": "json_object"}, "text": {"format": {"type": "text"}}},
@@ -167,6 +169,13 @@ def test_a_request_that_generates_nothing_has_bounds_too(body: bytes, names: str
 @pytest.mark.parametrize("body", [b'{"prompt": "hello"}', b"", b"[1]", b"\xff", b"[" * 900, b'{"messages": '])
 def test_what_is_within_the_bounds_or_nothing_is_the_servers_to_judge(body: bytes) -> None:
     assert fields_of_text(body, BOUNDS) == ({"prompt": "hello"} if b"hello" in body else {})
+
+
+def test_a_header_names_no_model() -> None:
+    """vLLM's /invocations would take it in the place of the model that the gate has looked at."""
+    found = excess_of_headers([(b"host", b"h"), (b"X-Amzn-SageMaker-Adapter-Identifier", b"pirate")])
+    assert found is not None
+    assert found.param == "model"
 
 
 @pytest.mark.parametrize(("value", "fits"), [(b"abc-1", True), (b"x" * 257, False), (b"a\tb", False), (b"\xc3", False)])

@@ -59,6 +59,7 @@ def declared(monkeypatch: pytest.MonkeyPatch, part: str, without: str | None = "
         ("somebodys:Cache.find(self, name)", "somebodys.Cache.find takes (self, name, deep), not (self, name)"),
         ("somebodys:Cache.find()", "somebodys.Cache.find takes (self, name, deep), not ()"),
         ("somebodys:Cache.find(self, depth, ...)", "somebodys.Cache.find has no parameter depth"),
+        ("somebodys:Cache.blocks(self)", "somebodys.Cache.blocks is no function whose parameters are known"),
         ("somebodys~self." + "cells", "somebodys knows no self." + "cells"),
     ],
 )

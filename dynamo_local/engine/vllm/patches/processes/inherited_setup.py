@@ -3,14 +3,22 @@
 On a CPU, vLLM puts functions in the place of Triton's kernels, and for that looks through all that every imported
 module has: 0.2 s in each worker, and as many pages of memory copied that were shared. Its logging clears the caches of
 some hundred loggers, one after another. And it has a shell run lscpu for the cores of the machine.
+
+On GPUs, torch asks NVML how many there are, and leaves it initialised: the driver's files stay open in the process,
+which is then not fit to be forked (preload.py).
 """
 
 from __future__ import annotations
 
+import multiprocessing
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from dynamo_local.engine.vllm.patches.check import applies
+
+_NVML_WITHIN_S = 60.0
+"""Without persistence mode, the driver is loaded first, which takes seconds for each GPU."""
 
 
 def register_kernels_once() -> None:
@@ -41,6 +49,39 @@ def list_cores_once() -> None:
     module: Any = cpu_resource_utils
     module._get_cpu_list = cache(module._get_cpu_list)
     module._get_cpu_list()
+
+
+def ask_nvml_in_children() -> None:
+    """Ask NVML for the GPUs of the machine in processes that end, and have torch go by the answers in this process and
+    in those forked from it. They are of the whole machine: torch itself applies CUDA_VISIBLE_DEVICES."""
+    import torch
+
+    cuda: Any = torch.cuda
+    built: Any = torch.backends.cuda.is_built
+    if not built() or not applies("GPUs that forks inherit"):
+        return
+    # torch takes these values for the word that NVML cannot be asked.
+    count = _answer_of_child(cuda._raw_device_count_nvml, -1)
+    uuids = _answer_of_child(cuda._raw_device_uuid_nvml, None)
+    cuda._raw_device_count_nvml = lambda: count
+    cuda._raw_device_uuid_nvml = lambda: uuids
+
+
+def _answer_of_child(question: Callable[[], Any], otherwise: Any) -> Any:
+    """Return what a forked process answers; `otherwise` if it ends without an answer, or gives none in time."""
+    context = multiprocessing.get_context("fork")
+    answers, told = context.Pipe(duplex=False)
+    child = context.Process(target=lambda: told.send(question()), daemon=True)
+    child.start()
+    told.close()
+    try:
+        return answers.recv() if answers.poll(_NVML_WITHIN_S) else otherwise
+    except EOFError:
+        return otherwise
+    finally:
+        child.kill()
+        child.join()
+        answers.close()
 
 
 def configure_logging_early() -> None:
