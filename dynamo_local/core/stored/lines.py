@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dynamo_local.core.http.bounds.admission import Refusal, read_fields
-from dynamo_local.core.http.json_text import as_utf8
+from dynamo_local.core.http.json_text import as_line, as_utf8
 from dynamo_local.core.stored.batches import BatchUsage, LineError
 
 Judge = Callable[[dict[str, Any]], Refusal | None]
@@ -188,7 +188,7 @@ def unasked_line(result_id: str, custom_id: str, code: str, message: str) -> byt
 
 
 def _encoded(result: _Result) -> bytes:
-    return msgspec.json.encode(result) + b"\n"
+    return as_line(msgspec.json.encode(result))
 
 
 def recorded_in(text: bytes) -> Recorded | None:

@@ -5,7 +5,6 @@ Checked before the request reaches the engine's own validation, which has no bou
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,7 +13,7 @@ import msgspec
 
 from dynamo_local.core.http.bounds.request import Excess, RequestBounds, excess_of, excess_of_headers, fields_of_text
 from dynamo_local.core.http.inputs import characters_of_inputs, field_of_inputs, number_of_inputs
-from dynamo_local.core.http.json_text import why_not
+from dynamo_local.core.http.json_text import whole_number, why_not
 from dynamo_local.core.http.waiting.holding import HoldLimits
 
 FORBIDDEN_FIELDS = frozenset({"kv_transfer_params", "ec_transfer_params", "kv_hints", "data_parallel_rank"})
@@ -22,9 +21,6 @@ FORBIDDEN_FIELDS = frozenset({"kv_transfer_params", "ec_transfer_params", "kv_hi
 
 ALL = -1
 """Number of candidates that means the whole vocabulary; as max-candidates: no bound but max-logprobs, vLLM's own."""
-
-_NUMBER_TEXT = re.compile(r"[ \t\n\r]*([+-]?[0-9]{1,18})(\.0{1,18})?[ \t\n\r]*")
-"""A string that the server behind takes for a whole number. It takes others as well; those are refused here."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +206,7 @@ def _forbidden(fields: dict[str, Any]) -> str | None:
 def _not_numbers(asked: _Asked) -> Refusal | None:
     for name in _NUMBERS:
         value = getattr(asked, name)
-        if isinstance(value, str) and _NUMBER_TEXT.fullmatch(value) is None:
+        if isinstance(value, str) and whole_number(value) is None:
             return _bad(f"{name} is a string that is no whole number", name)
     return None
 
@@ -294,12 +290,8 @@ def _length(value: Any) -> int:
 
 def _int(value: Any) -> int:
     """A number, or a string that is one. Anything else counts as 0 here: its type is the engine's to refuse."""
-    if isinstance(value, str):
-        found = _NUMBER_TEXT.fullmatch(value)
-        return int(found[1]) if found is not None else 0
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return 0
-    return int(value) if abs(value) < 2**63 else 2**63
+    number = 0 if isinstance(value, bool) else whole_number(value) or 0
+    return min(number, 2**63)
 
 
 def _bad(message: str, param: str | None) -> Refusal:
