@@ -1,8 +1,8 @@
 """The gate in front of the OpenAI server: an ASGI middleware that lets requests through, or refuses them.
 
 The gate checks paths, API keys, and the size of requests, and passes each request to the application of the model that
-it asks for; those that generate by way of `generations/`. Refusals have OpenAI's error shape. The rules are pure
-(core/http/); here they are applied to HTTP.
+it asks for; those that generate by way of `generations/`. Refusals have the shape of the API at their path. The rules
+are pure (core/http/); here they are applied to HTTP.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from components.frontend.explaining import RouteNotes, explained
 from components.frontend.http.administration import NO_ADMINISTRATION, NO_STORES, Administration, Handler, at
-from components.frontend.http.answers import JSON, answer, refuse
+from components.frontend.http.answers import JSON, answer, in_dialect, refuse
 from components.frontend.http.body import BodyRefusedError, ClientGoneError, read_body, replayed
 from components.frontend.http.callers import ANYBODY, Caller, Callers, asking, caller_of, note_caller
 from components.frontend.http.generations.exchange import GenerationRequest, unavailable
@@ -109,6 +109,7 @@ class HttpGate:
 
     async def _answer_by(self, serve: Serve, scope: Scope, receive: Receive, send: Send) -> None:
         asked = Asked(ROUTES[scope["path"]], scope, headers_of(scope), caller_of(scope))
+        send = in_dialect(scope["path"], send)
         try:
             refusal = await serve(asked, receive, send)
         except BodyRefusedError as error:
@@ -122,7 +123,9 @@ class HttpGate:
         elif scope["type"] != "http":
             await self._app(scope, receive, send)
         else:
-            refusal = await self._serve({**scope, "path": without_last_slash(scope["path"])}, receive, send)
+            path = without_last_slash(scope["path"])
+            send = in_dialect(path, send)
+            refusal = await self._serve({**scope, "path": path}, receive, send)
             if refusal is not None:
                 await refuse(send, refusal)
 

@@ -1,7 +1,7 @@
 """JSON as clients send it and read it. Pure.
 
-It comes in UTF-8, or, as Python's reader takes it, in UTF-16 or UTF-32, with or without a mark; and its values are those
-that pydantic takes in the server behind, which reads strings as booleans and numbers.
+It comes in UTF-8, or, as Python's reader takes it, in UTF-16 or UTF-32, with or without a mark. Its values are read as
+pydantic reads them in the server behind, which takes strings for booleans and numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 _TRUE, _FALSE = frozenset({"1", "t", "true", "y", "yes", "on"}), frozenset({"0", "f", "false", "n", "no", "off"})
 
 _NUMBER_TEXT = re.compile(r"[ \t\n\r]*([+-]?[0-9]{1,18})(\.0{1,18})?[ \t\n\r]*")
-"""A string that pydantic takes for a whole number. It takes others as well, which are refused by those who read them."""
+"""A string that pydantic takes for a whole number. It takes others as well, which are none here."""
 
 _LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in "\u0085\u2028\u2029"}
 """Characters that JSON need not escape, and at which Python's `str.splitlines` ends a line."""
@@ -28,8 +28,8 @@ def as_utf8(body: bytes) -> bytes:
 
 
 def as_line(text: bytes) -> bytes:
-    """Return a JSON text as a line with its line feed, which readers of lines leave whole. `text`: in UTF-8, without line
-    breaks."""
+    """Return a JSON text as a line, with its line feed, that readers of lines leave whole. `text`: in UTF-8, without a
+    line feed."""
     for end, escaped in _LINE_ENDS.items():
         if end in text:
             text = text.replace(end, escaped)
