@@ -38,7 +38,7 @@ from dynamo_local.core.http.bounds.admission import (
     read_fields,
 )
 from dynamo_local.core.http.bounds.request import REQUEST_ID
-from dynamo_local.core.http.json_text import as_utf8
+from dynamo_local.core.http.json_text import as_utf8, boolean
 from dynamo_local.core.http.paths import ROUTES, Route, route_of, without_last_slash
 from dynamo_local.core.http.priority import HEADER_KEY, priority_asked
 from dynamo_local.core.http.route_header import EXPLAIN, is_asked, is_local
@@ -88,7 +88,7 @@ class HttpGate:
         self._administration = administration
         self._stores = stores
         self._generations = Generations(models, is_draining, meter=meter, rooms=rooms)
-        self._keeping = None if answers is None else Keeping(answers, limits, self._admit)
+        self._keeping = None if answers is None else Keeping(answers, limits)
 
     def take_keys(self, api_keys: Sequence[str], admin_keys: Sequence[str]) -> None:
         """Ask for these keys from now on. Requests under way go on."""
@@ -111,7 +111,10 @@ class HttpGate:
         asked = Asked(ROUTES[scope["path"]], scope, headers_of(scope), caller_of(scope))
         send = in_dialect(scope["path"], send)
         try:
-            refusal = await serve(asked, receive, send)
+            if asked.route.keeps and self._keeping is not None:
+                refusal = await self._keeping.serve(asked, receive, send, serve, keeps=False)
+            else:
+                refusal = await serve(asked, receive, send)
         except BodyRefusedError as error:
             refusal = error.refusal
         if refusal is not None:
@@ -162,7 +165,7 @@ class HttpGate:
         if route.stored:
             return await at(self._stores, scope["path"])(scope, receive, send)
         if route.keeps and self._keeping is not None:
-            return await self._keeping.serve(asked, receive, send)
+            return await self._keeping.serve(asked, receive, send, self._admit)
         if scope["method"] != "POST":
             return await self._look(asked, receive, send)
         return await self._admit(asked, receive, send)
@@ -242,7 +245,7 @@ class HttpGate:
         priority = priority_asked(fields, asked.headers.get(HEADER_KEY, b""), asked.caller.priorities)
         if isinstance(priority, Refusal):
             return priority
-        streams = asked.route.streams and fields.get("stream") is True
+        streams = asked.route.streams and boolean(fields.get("stream")) is True
         request = GenerationRequest(asked.scope, body, fields, streams, priority, asked.caller.name or "")
         notes = RouteNotes() if EXPLAIN in asked.headers and self._may_explain(asked) else None
         if notes is None:

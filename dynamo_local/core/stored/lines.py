@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from dynamo_local.core.answers.requests import unfit_field
 from dynamo_local.core.http.bounds.admission import Refusal, read_fields
 from dynamo_local.core.http.json_text import as_line, as_utf8
 from dynamo_local.core.stored.batches import BatchUsage, LineError
@@ -105,9 +106,8 @@ class LineChecks:
         fields = read_fields(line.body)
         if isinstance(fields, Refusal):
             raise refused("invalid_request", fields.message, "body")
-        for name in ("stream", "background"):
-            if fields.get(name):
-                raise refused("invalid_request", f"{name} cannot be set in a batch", f"body.{name}")
+        if (name := unfit_field(fields, (line.url,))) is not None:
+            raise refused("invalid_request", f"{name} cannot be set in a batch", f"body.{name}")
         if (refusal := self._judge(fields)) is not None:
             code = "model_not_found" if refusal.status == 404 else "invalid_request"
             raise refused(code, refusal.message, "body" if refusal.param is None else f"body.{refusal.param}")

@@ -60,7 +60,7 @@ class Model:
         if prompt == "raises":
             raise RuntimeError("the application is broken")
         status = self.instead[prompt].pop(0) if self.instead.get(prompt) else 200
-        body = json.dumps({"text": prompt, "usage": USAGE}).encode()
+        body = json.dumps({"text": prompt, "usage": USAGE}, ensure_ascii=False).encode()
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": body})
 
@@ -242,6 +242,27 @@ async def test_a_wrong_input_fails_the_batch_and_tells_the_line(
     (error,) = batch["errors"]["data"]
     assert (error["code"], error["line"], error["param"]) == (code, number, param)
     assert not model.asked
+
+
+async def test_one_model_is_as_many_to_a_line_for_a_model_that_is_not_there(frontend: Frontend, model: Model) -> None:
+    frontend.table.replace([frontend.entry])
+    unknown = line("x", body={"model": "x", "prompt": "x"})
+    made = await frontend.order(line("a"), unknown)
+    async with frontend.running():
+        batch = await frontend.until(made, "failed")
+    (error,) = batch["errors"]["data"]
+    assert (error["code"], error["line"], error["param"]) == ("model_not_found", 2, "body.model")
+    assert not model.asked
+
+
+async def test_lines_of_results_are_whole_for_every_reader(frontend: Frontend) -> None:
+    prompt = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\x1dh\x1ei\r\nj"
+    batch_id = await frontend.order(line(prompt), line("x"))
+    async with frontend.running():
+        batch = await frontend.until(batch_id, "completed")
+    answer = await call(frontend.gate, scope(f"/v1/files/{batch['output_file_id']}/content", "GET"))
+    texts = [json.loads(each)["response"]["body"]["text"] for each in answer.body.decode().splitlines()]
+    assert sorted(texts) == [prompt, "x"]
 
 
 async def test_an_order_that_cannot_be_is_refused_at_once(frontend: Frontend) -> None:
