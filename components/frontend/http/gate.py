@@ -20,7 +20,7 @@ from components.frontend.http.body import BodyRefusedError, ClientGoneError, rea
 from components.frontend.http.callers import ANYBODY, Caller, Callers, asking, caller_of, note_caller
 from components.frontend.http.generations.exchange import GenerationRequest, unavailable
 from components.frontend.http.generations.generation import DRAINING, Generations
-from components.frontend.http.heads import Asked, examine_head
+from components.frontend.http.heads import Asked, examine_coding, examine_head
 from components.frontend.http.kept import Keeping, KeptAnswers, Serve
 from components.frontend.http.models import NO_APPLICATION, ModelTable
 from components.frontend.http.outgoing import Renaming
@@ -35,11 +35,12 @@ from dynamo_local.core.http.bounds.admission import (
     Refusal,
     examine_headers,
     examine_text,
+    examine_tokens,
     read_fields,
 )
 from dynamo_local.core.http.bounds.request import REQUEST_ID
 from dynamo_local.core.http.json_text import as_utf8, boolean
-from dynamo_local.core.http.paths import ROUTES, Route, route_of, without_last_slash
+from dynamo_local.core.http.paths import DETOKENIZE, ROUTES, Route, route_of, without_last_slash
 from dynamo_local.core.http.priority import HEADER_KEY, priority_asked
 from dynamo_local.core.http.route_header import EXPLAIN, is_asked, is_local
 
@@ -160,6 +161,8 @@ class HttpGate:
 
     async def _pass(self, asked: Asked, receive: Receive, send: Send) -> Refusal | None:
         route, scope = asked.route, asked.scope
+        if (refusal := examine_coding(asked.headers)) is not None:
+            return refusal
         if route.admin:
             return await self._order(asked, receive, send)
         if route.stored:
@@ -182,6 +185,8 @@ class HttpGate:
             if refusal is None:
                 charge_to(ticket)
                 refusal = await self._post(asked, receive, send)
+                if refusal is not None and refusal.status == 404:
+                    ticket.give_back_request()
             if refusal is not None:
                 await refuse(send, refusal)
         finally:
@@ -227,6 +232,8 @@ class HttpGate:
             return entry
         if entry.app is None:
             return self._unready(entry.why_not() or NO_APPLICATION)
+        if asked.scope["path"] == DETOKENIZE and (refusal := examine_tokens(fields, entry.vocabulary)) is not None:
+            return refusal
         entry.calls += 1
         try:
             await entry.app(asked.scope, receive, send)

@@ -40,8 +40,8 @@ class Keeping:
     async def serve(
         self, asked: Asked, receive: Receive, send: Send, others: Serve, *, keeps: bool = True
     ) -> Refusal | None:
-        """Answer a request, or return a refusal. `others`: serves those whose answers are not kept; without `keeps`, none
-        is. Raises BodyRefusedError, ClientGoneError."""
+        """Answer a request, or return a refusal. `others`: serves those whose answers are not kept; `keeps` False: all.
+        Raises BodyRefusedError, ClientGoneError."""
         body = await read_body(asked.headers, receive, self._limits)
         fields = asking_fields(body)
         if fields is not None and keeps and is_kept(fields):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,9 @@ from dynamo_local.core.stored.batches import BatchUsage, LineError
 
 Judge = Callable[[dict[str, Any]], Refusal | None]
 """Returns why a model cannot be asked what a body has in its fields."""
+
+NOT_UTF8 = "invalid_encoding"
+"""Code of a line that is in another encoding, as the whole file is."""
 
 _ID_CHARACTERS = 512
 _SHOWN = 60
@@ -52,6 +56,8 @@ def read_line(number: int, text: bytes) -> Line:
     def refused(code: str, why: str, param: str | None = None) -> LineRefusedError:
         return LineRefusedError(LineError(code, f"line {number}: {why}", param, number))
 
+    if b"\0" in text or text.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        raise refused(NOT_UTF8, "the file is in UTF-16 or UTF-32, or no text: save it as UTF-8")
     try:
         given = _given.decode(as_utf8(text))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:

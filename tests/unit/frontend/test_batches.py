@@ -226,6 +226,10 @@ async def test_a_life_of_a_batch(frontend: Frontend, model: Model) -> None:
         (b"", "empty_file", None, None),
         (b"\n \n", "empty_file", None, None),
         (b"no json\n", "invalid_json_line", 1, None),
+        *(
+            (f"{json.dumps(line('x'))}\n{json.dumps(line('y'))}\n".encode(encoding), "invalid_encoding", 1, None)
+            for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32")
+        ),
         (b"".join(json.dumps(each).encode() + b"\n" for each in lines(51)), "too_many_lines", 51, None),
         (json.dumps(line("x" * 10_001)).encode(), "invalid_request", 1, None),
         (json.dumps(line("x", body={"model": "x", "prompt": "x"})).encode(), "model_not_found", 1, "body.model"),
@@ -253,6 +257,15 @@ async def test_one_model_is_as_many_to_a_line_for_a_model_that_is_not_there(fron
     (error,) = batch["errors"]["data"]
     assert (error["code"], error["line"], error["param"]) == ("model_not_found", 2, "body.model")
     assert not model.asked
+
+
+async def test_an_input_may_have_a_byte_order_mark_and_lines_as_windows_ends_them(frontend: Frontend) -> None:
+    text = "\r\n".join(json.dumps(line(prompt), ensure_ascii=False) for prompt in ("\u00e4", "b")) + "\r\n"
+    made = await frontend.ask("POST", "/v1/batches", ordered(frontend.upload(text.encode("utf-8-sig"))))
+    async with frontend.running():
+        batch = await frontend.until(made["id"], "completed")
+    assert batch["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+    assert (await frontend.results(batch["output_file_id"])).keys() == {"id \u00e4", "id b"}
 
 
 async def test_lines_of_results_are_whole_for_every_reader(frontend: Frontend) -> None:

@@ -75,6 +75,14 @@ async def test_errors_of_the_server_behind_have_the_shape_of_the_api_as_well(pat
     assert (await street.ask(path, model="b")).body == b'{"error": {}}'
 
 
+async def test_the_text_of_tokens_that_the_model_has_not_is_refused() -> None:
+    street = Street()
+    street.entries["a"].vocabulary = 10
+    assert (await street.ask("/detokenize", model="a", tokens=[10])).error["param"] == "tokens"
+    assert (await street.ask("/detokenize", model="a", tokens=[9])).body == b"served"
+    assert (await street.ask("/detokenize", model="b", tokens=[10])).body == b"served"
+
+
 async def test_what_concerns_no_single_model_is_answered_without_one() -> None:
     street = Street()
     for path in ("/version", "/docs", "/openapi.json", "/metrics", "/v1/models", "/v1/models/a", "/ping"):

@@ -89,7 +89,7 @@ class AdmissionLimits(HoldLimits, RequestBounds):
 class Refusal:
     """An answer in OpenAI's error shape. `retry_after_s` becomes the Retry-After header."""
 
-    status: Literal[400, 401, 403, 404, 405, 408, 409, 413, 429, 431, 503, 507]
+    status: Literal[400, 401, 403, 404, 405, 408, 409, 413, 415, 429, 431, 503, 507]
     message: str
     kind: str
     param: str | None = None
@@ -121,6 +121,16 @@ class _Asked(msgspec.Struct):
     items: Any = None
     label_token_ids: Any = None
 
+
+_KINDS = {
+    "messages": (list, "a list of messages"),
+    "tools": (list, "a list"),
+    "structured_outputs": (dict, "an object"),
+}
+"""Fields of which the server behind makes something before it has looked whether they are what they should be."""
+
+_OTHER_PROMPTS = frozenset({"prompt", "prompt_embeds", "input"})
+"""Beside one of these, `messages` is not read."""
 
 _NUMBERS = ("n", "best_of", "logprobs", "top_logprobs", "prompt_logprobs")
 _NUMBER_FIELDS = frozenset(_NUMBERS)
@@ -157,7 +167,8 @@ def examine(fields: dict[str, Any], limits: AdmissionLimits) -> Demand | Refusal
     has_numbers = not _NUMBER_FIELDS.isdisjoint(fields)
     prompts, inputs = _prompts(asked), number_of_inputs(fields)
     refusal = (
-        _refused(excess_of(fields, limits, limits.max_candidates))
+        _of_wrong_kind(fields)
+        or _refused(excess_of(fields, limits, limits.max_candidates))
         or (_not_numbers(asked) if has_numbers else None)
         or _over_bounds(asked, prompts, limits, has_numbers)
         or (_inputs_over_bounds(fields, inputs, limits) if inputs else None)
@@ -183,6 +194,20 @@ def examine_text(body: bytes, limits: AdmissionLimits) -> dict[str, Any] | Refus
     return _bad(found.message, found.param) if isinstance(found, Excess) else found
 
 
+def examine_tokens(fields: dict[str, Any], vocabulary: int | None) -> Refusal | None:
+    """Judge token ids of which the text is asked. `vocabulary`: number of ids of the model; None: not known. What is no
+    list of numbers is left to the server behind, whose text of ids that are not there is empty."""
+    if vocabulary is None:
+        return None
+    try:
+        last = min(max(fields.get("tokens") or ()), 2**63)
+        is_there = last < vocabulary
+    except (TypeError, ValueError):
+        return None
+    why = f"token {last} is not in the vocabulary, whose ids are 0 to {vocabulary - 1}"
+    return None if is_there else _bad(why, "tokens")
+
+
 def examine_headers(headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
     """Judge the headers that the server behind makes something of."""
     return _refused(excess_of_headers(headers))
@@ -200,6 +225,16 @@ def _forbidden(fields: dict[str, Any]) -> str | None:
     extra = fields.get("vllm_xargs")
     if isinstance(extra, dict):
         return next((name for name in FORBIDDEN_FIELDS if name in extra), None)
+    return None
+
+
+def _of_wrong_kind(fields: dict[str, Any]) -> Refusal | None:
+    for name, (kind, what) in _KINDS.items():
+        if name not in fields or isinstance(fields[name], kind):
+            continue
+        needed = _OTHER_PROMPTS.isdisjoint(fields) if name == "messages" else fields[name] is not None
+        if needed:
+            return _bad(f"{name} must be {what}{', got null' if fields[name] is None else ''}", name)
     return None
 
 
