@@ -41,10 +41,10 @@ def with_length(headers: Sequence[tuple[bytes, bytes]], length: int) -> list[tup
 def in_dialect(path: str, send: Send) -> Send:
     """Return an ASGI `send` for the answer to a request at this path, whose errors are changed to the shape of the API
     there, whoever makes them."""
-    return _Dialect(path, send) if changes_errors(path) else send
+    return _Translated(path, send) if changes_errors(path) else send
 
 
-class _Dialect:
+class _Translated:
     """Holds back an error until it has its whole body; all else passes as it is."""
 
     def __init__(self, path: str, send: Send) -> None:
