@@ -36,6 +36,10 @@ def dynamo() -> None:
 
 def main() -> None:
     """Run the command line of this process, and exit with its code."""
+    if sys.getfilesystemencoding() == "ascii" and os.environ.get("PYTHONUTF8") != "1":
+        # Settings and messages between processes name folders in UTF-8: here, nothing could be opened by such a name.
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     sys.exit(run(sys.argv[1:]))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from dynamo_local.core.errors import ConfigError
+from dynamo_local.core.http.json_text import as_line
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.planning.actions import Action, ActionOutcome
 from dynamo_local.core.planning.decision import Decision, describe
@@ -78,9 +79,9 @@ class DecisionLog:
         """Do nothing: no file is held open."""
 
     def _write(self, fields: Mapping[str, Any]) -> None:
-        line = msgspec.json.encode({"time": self._wall_clock(), **fields})
+        line = as_line(msgspec.json.encode({"time": self._wall_clock(), **fields}))
         try:
-            self._append(line + b"\n")
+            self._append(line)
             self._broken = False
         except OSError as error:
             if not self._broken:

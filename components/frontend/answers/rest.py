@@ -31,6 +31,7 @@ from dynamo_local.core.answers.requests import (
 from dynamo_local.core.errors import ConfigError, DecodeError, StateError, StorageFullError
 from dynamo_local.core.http.asgi import Receive, Scope, Send, header
 from dynamo_local.core.http.bounds.admission import Refusal
+from dynamo_local.core.http.json_text import boolean
 from dynamo_local.core.http.paths import INPUT_ITEMS, RESPONSES
 from dynamo_local.core.http.priority import HEADER_KEY, priority_asked
 from dynamo_local.tasks import finish_in_thread
@@ -56,6 +57,21 @@ class AnswersRest:
             return await self._create(scope, fields, receive, send)
         except (StateError, DecodeError) as error:
             return refusal_of(error)
+
+    async def earlier(self, owner: str, fields: dict[str, Any]) -> list[Any] | Refusal:
+        """Return the conversation from which a request of the owner goes on; empty: from none."""
+        previous = fields.get(PREVIOUS)
+        if previous is None:
+            return []
+        if not isinstance(previous, str):
+            return Refusal(400, f"{PREVIOUS} is no string", "invalid_request_error", PREVIOUS)
+        try:
+            shown = await self._open(owner, previous)
+        except (StateError, DecodeError) as error:
+            return refusal_of(error)
+        if shown is None or shown.head is None:
+            return not_found(previous)
+        return continued(shown.head, shown.state.response)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> Refusal | None:
         """Answer a request about an answer that is kept."""
@@ -96,7 +112,7 @@ class AnswersRest:
         priority = priority_asked(fields, header(scope, HEADER_KEY), caller_of(scope).priorities)
         if isinstance(priority, Refusal):
             return priority
-        earlier = await self._earlier(owner, fields)
+        earlier = await self.earlier(owner, fields)
         if isinstance(earlier, Refusal):
             return earlier
         head = AnswerHead(
@@ -105,7 +121,7 @@ class AnswersRest:
             fields=fields,
             earlier=earlier,
             headers=[(HEADER_KEY, str(priority).encode())],
-            background=fields.get("background") is True,
+            background=boolean(fields.get("background")) is True,
         )
         running = await self._answers.begin(owner, head)
         with watched(receive) as gone:
@@ -121,7 +137,8 @@ class AnswersRest:
     async def _tell(self, owner: str, running: RunningAnswer, gone: asyncio.Future[None], send: Send) -> Refusal | None:
         """Answer the client that has begun an answer."""
         head = running.head
-        if head.fields.get("stream") is True:
+        streams = boolean(head.fields.get("stream"))
+        if streams:
             await self._follow(owner, head.answer, -1, gone, send)
         elif not head.background:
             ended = asyncio.ensure_future(self._answers.ended(head.answer))
@@ -131,7 +148,7 @@ class AnswersRest:
             # Nobody waits for it.
             await self._drop(owner, running)
             return None
-        return None if head.fields.get("stream") is True else await self._show_now(owner, head.answer, send)
+        return None if streams else await self._show_now(owner, head.answer, send)
 
     async def _closed(self, owner: str) -> Refusal | None:
         """Refuse all answers. Raises StorageFullError for those of this owner."""
@@ -148,21 +165,12 @@ class AnswersRest:
             return None
         raise StorageFullError(why, "delete some, or wait until they expire")
 
-    async def _earlier(self, owner: str, fields: dict[str, Any]) -> list[Any] | Refusal:
-        previous = fields.get(PREVIOUS)
-        if previous is None:
-            return []
-        shown = await self._open(owner, previous) if isinstance(previous, str) else None
-        if shown is None or shown.head is None:
-            return not_found(str(previous))
-        return continued(shown.head, shown.state.response)
-
     async def _show(self, owner: str, name: str, query: bytes, receive: Receive, send: Send) -> Refusal | None:
         asked = dict(parse_qsl(query.decode("latin-1")))
         after = asked.get("starting_after", "-1")
         if not after.removeprefix("-").isdigit() or len(after) > 18:
             return Refusal(400, "starting_after is no sequence number", "invalid_request_error", "starting_after")
-        if asked.get("stream", "").lower() not in ("true", "1"):
+        if not boolean(asked.get("stream")):
             return await self._show_now(owner, name, send)
         if not await asyncio.to_thread(self._is_there, owner, name):
             return not_found(name)

@@ -11,7 +11,7 @@ import msgspec
 from dynamo_local.core.answers.records import AnswerHead, Kind, Record, event_in, head_in
 from dynamo_local.core.answers.status import AnswerState, OutOfOrderError, stream_event
 from dynamo_local.core.errors import DecodeError
-from dynamo_local.core.http.event_streams import comment
+from dynamo_local.core.http.dialects import comment
 from dynamo_local.core.http.waiting.holding import COMMENT_EVERY_S
 from state.answers.folder import AnswerFolder
 from state.answers.journal import AnswerReader

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from dynamo_local.core.stored.batches import MOST_ERRORS, LineError
-from dynamo_local.core.stored.lines import Line, LineChecks, LineRefusedError, model_of, read_line
+from dynamo_local.core.stored.lines import NOT_UTF8, Line, LineChecks, LineRefusedError, model_of, read_line
 from state.files import system_errors
 
 _AT_ONCE = 32
@@ -93,7 +93,7 @@ def check_input(path: Path, checks: LineChecks, most_lines: int, most_bytes: int
             checks.check(number, text)
         except LineRefusedError as error:
             errors.append(error.error)
-        if len(errors) >= MOST_ERRORS:
+        if len(errors) >= MOST_ERRORS or (errors and errors[-1].code == NOT_UTF8):
             break
         if total % _AT_ONCE == 0:
             time.sleep(_PAUSE_S)

@@ -44,6 +44,8 @@ class Application(Protocol):
 
     @property
     def paths(self) -> frozenset[str]: ...
+    @property
+    def vocabulary(self) -> int | None: ...
     async def start(self, progress: Progress) -> None: ...
     async def close(self) -> None: ...
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
@@ -155,7 +157,7 @@ class ServedModel:
         await self._application.start(progress)
         await self._learn_names()
         self.entry.app, self.entry.cards = self._application, self._application.cards
-        self.entry.paths = self._application.paths
+        self.entry.paths, self.entry.vocabulary = self._application.paths, self._application.vocabulary
         self._note()
 
     async def serve_adapters(self, adapters: Collection[ServedAdapter]) -> None:

@@ -1,8 +1,8 @@
 """The gate in front of the OpenAI server: an ASGI middleware that lets requests through, or refuses them.
 
 The gate checks paths, API keys, and the size of requests, and passes each request to the application of the model that
-it asks for; those that generate by way of `generations/`. Refusals have OpenAI's error shape. The rules are pure
-(core/http/); here they are applied to HTTP.
+it asks for; those that generate by way of `generations/`. Refusals have the shape of the API at their path. The rules
+are pure (core/http/); here they are applied to HTTP.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import msgspec
 
 from components.frontend.explaining import RouteNotes, explained
 from components.frontend.http.administration import NO_ADMINISTRATION, NO_STORES, Administration, Handler, at
-from components.frontend.http.answers import JSON, answer, refuse
+from components.frontend.http.answers import JSON, answer, in_dialect, refuse
 from components.frontend.http.body import BodyRefusedError, ClientGoneError, read_body, replayed
 from components.frontend.http.callers import ANYBODY, Caller, Callers, asking, caller_of, note_caller
 from components.frontend.http.generations.exchange import GenerationRequest, unavailable
 from components.frontend.http.generations.generation import DRAINING, Generations
-from components.frontend.http.heads import Asked, examine_head
+from components.frontend.http.heads import Asked, examine_coding, examine_head
 from components.frontend.http.kept import Keeping, KeptAnswers, Serve
 from components.frontend.http.models import NO_APPLICATION, ModelTable
 from components.frontend.http.outgoing import Renaming
@@ -35,11 +35,12 @@ from dynamo_local.core.http.bounds.admission import (
     Refusal,
     examine_headers,
     examine_text,
+    examine_tokens,
     read_fields,
 )
 from dynamo_local.core.http.bounds.request import JUDGED_HEADERS
-from dynamo_local.core.http.json_text import as_utf8
-from dynamo_local.core.http.paths import ROUTES, Route, route_of, without_last_slash
+from dynamo_local.core.http.json_text import as_utf8, boolean
+from dynamo_local.core.http.paths import DETOKENIZE, ROUTES, Route, route_of, without_last_slash
 from dynamo_local.core.http.priority import HEADER_KEY, priority_asked
 from dynamo_local.core.http.route_header import EXPLAIN, is_asked, is_local
 
@@ -88,7 +89,7 @@ class HttpGate:
         self._administration = administration
         self._stores = stores
         self._generations = Generations(models, is_draining, meter=meter, rooms=rooms)
-        self._keeping = None if answers is None else Keeping(answers, limits, self._admit)
+        self._keeping = None if answers is None else Keeping(answers, limits)
 
     def take_keys(self, api_keys: Sequence[str], admin_keys: Sequence[str]) -> None:
         """Ask for these keys from now on. Requests under way go on."""
@@ -109,8 +110,12 @@ class HttpGate:
 
     async def _answer_by(self, serve: Serve, scope: Scope, receive: Receive, send: Send) -> None:
         asked = Asked(ROUTES[scope["path"]], scope, headers_of(scope), caller_of(scope))
+        send = in_dialect(scope["path"], send)
         try:
-            refusal = await serve(asked, receive, send)
+            if asked.route.keeps and self._keeping is not None:
+                refusal = await self._keeping.serve(asked, receive, send, serve, keeps=False)
+            else:
+                refusal = await serve(asked, receive, send)
         except BodyRefusedError as error:
             refusal = error.refusal
         if refusal is not None:
@@ -122,7 +127,9 @@ class HttpGate:
         elif scope["type"] != "http":
             await self._app(scope, receive, send)
         else:
-            refusal = await self._serve({**scope, "path": without_last_slash(scope["path"])}, receive, send)
+            path = without_last_slash(scope["path"])
+            send = in_dialect(path, send)
+            refusal = await self._serve({**scope, "path": path}, receive, send)
             if refusal is not None:
                 await refuse(send, refusal)
 
@@ -154,12 +161,14 @@ class HttpGate:
 
     async def _pass(self, asked: Asked, receive: Receive, send: Send) -> Refusal | None:
         route, scope = asked.route, asked.scope
+        if (refusal := examine_coding(asked.headers)) is not None:
+            return refusal
         if route.admin:
             return await self._order(asked, receive, send)
         if route.stored:
             return await at(self._stores, scope["path"])(scope, receive, send)
         if route.keeps and self._keeping is not None:
-            return await self._keeping.serve(asked, receive, send)
+            return await self._keeping.serve(asked, receive, send, self._admit)
         if scope["method"] != "POST":
             return await self._look(asked, receive, send)
         return await self._admit(asked, receive, send)
@@ -176,6 +185,8 @@ class HttpGate:
             if refusal is None:
                 charge_to(ticket)
                 refusal = await self._post(asked, receive, send)
+                if refusal is not None and refusal.status == 404:
+                    ticket.give_back_request()
             if refusal is not None:
                 await refuse(send, refusal)
         finally:
@@ -222,6 +233,8 @@ class HttpGate:
             return entry
         if entry.app is None:
             return self._unready(entry.why_not() or NO_APPLICATION)
+        if asked.scope["path"] == DETOKENIZE and (refusal := examine_tokens(fields, entry.vocabulary)) is not None:
+            return refusal
         entry.calls += 1
         try:
             await entry.app(asked.scope, receive, send)
@@ -240,7 +253,7 @@ class HttpGate:
         priority = priority_asked(fields, asked.headers.get(HEADER_KEY, b""), asked.caller.priorities)
         if isinstance(priority, Refusal):
             return priority
-        streams = asked.route.streams and fields.get("stream") is True
+        streams = asked.route.streams and boolean(fields.get("stream")) is True
         request = GenerationRequest(asked.scope, body, fields, streams, priority, asked.caller.name or "")
         notes = RouteNotes() if EXPLAIN in asked.headers and self._may_explain(asked) else None
         if notes is None:

@@ -33,6 +33,15 @@ def examine_head(scope: Scope, limits: AdmissionLimits) -> Refusal | None:
     return Refusal(431, why, "BadRequestError")
 
 
+def examine_coding(headers: HeaderMap) -> Refusal | None:
+    """Return the answer to a request whose body is compressed."""
+    coding = headers.get(b"content-encoding", b"")
+    if coding.lower() in (b"", b"identity"):
+        return None
+    why = f"the body is compressed ({coding.decode('latin-1')[:60]}): send it as it is, without Content-Encoding"
+    return Refusal(415, why, "UnsupportedMediaTypeError")
+
+
 def _bytes(scope: Scope) -> int:
     headers = sum(map(len, chain.from_iterable(scope["headers"])))
     return len(scope["path"]) + len(scope.get("query_string", b"")) + headers

@@ -58,10 +58,10 @@ class ModelEntry:
     """A model that requests may ask for.
 
     `app`: None if it has no application here; then `why_not` tells why. `paths`: those at which it answers; None: not
-    known. `why_not` returns why the model takes no requests now, or None; then `comes` returns whether it is to take
-    some without another order. `cards` returns the model and its adapters as /v1/models shows them. `on_change` is
-    called whenever the number of sequences has changed. `adapters`: those of `names` that are of adapters, which are
-    endpoints of their own.
+    known. `vocabulary`: number of its token ids; None: not known. `why_not` returns why the model takes no requests
+    now, or None; then `comes` returns whether it is to take some without another order. `cards` returns the model and
+    its adapters as /v1/models shows them. `on_change` is called whenever the number of sequences has changed.
+    `adapters`: those of `names` that are of adapters, which are endpoints of their own.
     """
 
     names: Sequence[str]
@@ -69,6 +69,7 @@ class ModelEntry:
     limits: AdmissionLimits = field(default_factory=AdmissionLimits)
     app: App | None = None
     paths: frozenset[str] | None = None
+    vocabulary: int | None = None
     cards: Callable[[], Awaitable[list[dict[str, Any]]]] = _no_cards
     on_change: Callable[[], None] = lambda: None
     comes: Callable[[], bool] = lambda: True

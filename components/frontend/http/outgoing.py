@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Awaitable, Collection
 
-from components.frontend.http.answers import JSON
+from components.frontend.http.answers import JSON, with_length
 from dynamo_local.core.http.asgi import Event, Send, begins_event_stream, header
 
 _STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
@@ -86,10 +86,10 @@ class Outgoing:
             self._is_over = True
             event = {"type": "http.response.body", "body": body, "more_body": False}
             start = self._retried({"type": "http.response.start", "status": status, "headers": [JSON]})
-            start = _with_length(start, len(body))
+            start["headers"] = with_length(start["headers"], len(body))
         if start["status"] == 400 and not event.get("more_body", False):
             event = {**event, "body": self._renaming(body)}
-            start = _with_length(start, len(event["body"]))
+            start = {**start, "headers": with_length(start["headers"], len(event["body"]))}
         await self._send(start)
         await self._send(event)
 
@@ -101,11 +101,6 @@ class Outgoing:
 
 async def _nothing() -> None:
     """Send nothing yet."""
-
-
-def _with_length(start: Event, length: int) -> Event:
-    others = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
-    return {**start, "headers": [*others, (b"content-length", b"%d" % length)]}
 
 
 def _error_in(body: bytes) -> tuple[int, bytes] | None:

@@ -104,6 +104,17 @@ class Counters:
             if self._locked:
                 self._let_go(key)
 
+    def give_back_request(self, key: ApiKey, now: float) -> None:
+        """Give back a request that was counted as one of its minute just now."""
+        row, per_minute = self._hold(key) + _REQUESTS, key.requests_per_minute
+        try:
+            if per_minute is not None:
+                paid_at = self._times[row]
+                self._times[row] = give_back(paid_at, now, 1, per_minute, paid_at)
+        finally:
+            if self._locked:
+                self._let_go(key)
+
     def paid_at(self, key: ApiKey) -> tuple[float, float]:
         """The numbers that are kept of the key's requests and tokens a minute."""
         row = _FIRST + key.slot * _ROW

@@ -76,6 +76,10 @@ class Ticket:
             unused = self._charged - (used if self.refusal is None else 0)
             self._counters.leave(self._key, unused, self._taken_until, self._clock())
 
+    def give_back_request(self) -> None:
+        """Have the request not count as one of its minute: what it asks for is not there."""
+        self._counters.give_back_request(self._key, self._clock())
+
     def charge(self, request: Request) -> str | None:
         """Take the tokens that a submission may use. Returns why that is refused.
 

@@ -13,9 +13,7 @@ from components.frontend.http.answers import JSON, answer
 from dynamo_local.core.errors import ConfigError, DynamoError, ItemAbsentError, StorageFullError
 from dynamo_local.core.http.asgi import Scope, Send
 from dynamo_local.core.http.bounds.admission import Refusal
-
-_NO_RETRY = ((b"x-should-retry", b"false"),)
-"""Has OpenAI's clients not send again what only grows the shortage."""
+from dynamo_local.core.http.bounds.limits import NEVER
 
 _RETRY_S = 5
 
@@ -29,10 +27,11 @@ def refusal_of(error: DynamoError) -> Refusal:
     if isinstance(error, ConfigError):
         return Refusal(400, str(error), "BadRequestError")
     if isinstance(error, StorageFullError):
-        return Refusal(507, str(error), "InsufficientStorageError", headers=_NO_RETRY)
+        # Sent again, it would only grow the shortage.
+        return Refusal(507, str(error), "InsufficientStorageError", headers=NEVER)
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Refusal(507, f"the server's disk is full: {error.cause}", "InsufficientStorageError", headers=_NO_RETRY)
+        return Refusal(507, f"the server's disk is full: {error.cause}", "InsufficientStorageError", headers=NEVER)
     return Refusal(503, str(error), "ServiceUnavailableError", retry_after_s=_RETRY_S)
 
 

@@ -88,7 +88,8 @@ def _print(found: list[Event], as_json: bool) -> None:
     import msgspec
 
     from dynamo_local.cli.output.event_lines import line_of
+    from dynamo_local.core.http.json_text import as_line
 
     today = datetime.fromtimestamp(time.time(), UTC).astimezone()
     for event in found:
-        click.echo(msgspec.json.encode(event).decode() if as_json else line_of(event, today))
+        click.echo(as_line(msgspec.json.encode(event)) if as_json else line_of(event, today), nl=not as_json)

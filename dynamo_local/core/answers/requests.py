@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -11,7 +11,8 @@ import msgspec
 from dynamo_local.core.answers.records import AnswerHead
 from dynamo_local.core.answers.status import COMPLETED, INCOMPLETE, QUEUED
 from dynamo_local.core.http.bounds.admission import Refusal, read_fields
-from dynamo_local.core.http.json_text import as_utf8
+from dynamo_local.core.http.json_text import as_utf8, boolean
+from dynamo_local.core.http.paths import RESPONSES
 
 PREVIOUS = "previous_response_id"
 
@@ -32,24 +33,33 @@ def is_answer_id(text: str) -> bool:
 def is_kept(fields: Mapping[str, Any]) -> bool:
     """Whether the answer to a request is to be kept: it is to be computed in the background, the request says so, or
     goes on from an answer that was kept and does not say otherwise."""
-    store = fields.get("store")
-    return fields.get("background") is True or store is True or (fields.get(PREVIOUS) is not None and store is None)
+    goes_on = fields.get(PREVIOUS) is not None and fields.get("store") is None
+    return goes_on or bool(boolean(fields.get("background")) or boolean(fields.get("store")))
 
 
-def kept_fields(body: bytes) -> dict[str, Any] | None:
-    """Return the fields of a request's body, if its answer is to be kept."""
+def asking_fields(body: bytes) -> dict[str, Any] | None:
+    """Return the fields of a request's body, if its answer is to be kept, or goes on from one that was."""
     if not any(name in body for name in _ASKING):
         return None
     try:
         fields = read_fields(as_utf8(body))
     except UnicodeDecodeError:
         return None
-    return fields if not isinstance(fields, Refusal) and is_kept(fields) else None
+    if isinstance(fields, Refusal):
+        return None
+    return fields if is_kept(fields) or fields.get(PREVIOUS) is not None else None
+
+
+def unfit_field(fields: Mapping[str, Any], paths: Collection[str]) -> str | None:
+    """Return the field by which a request for one of these paths asks for what has no use where its answer is recorded
+    as a result: a stream, or an answer that is kept besides. None: there is none."""
+    names = ("stream", "background", "store") if RESPONSES in paths else ("stream", "background")
+    return next((name for name in names if boolean(fields.get(name))), None)
 
 
 def contradiction(fields: Mapping[str, Any]) -> Refusal | None:
     """Refuse what cannot be computed in the background because it is not to be kept."""
-    if fields.get("background") is True and fields.get("store") is False:
+    if boolean(fields.get("background")) and boolean(fields.get("store")) is False:
         return _bad("background can only be used when `store` is true: leave `store` out, or set it to true", "store")
     return None
 
@@ -73,6 +83,13 @@ def inner_body(head: AnswerHead) -> bytes:
     if head.earlier:
         fields["input"] = [*head.earlier, *_own_input(head.fields)]
     return msgspec.json.encode({**fields, "stream": True, "store": False, "request_id": head.answer})
+
+
+def continued_body(fields: Mapping[str, Any], earlier: list[Any]) -> bytes:
+    """Return the body with which vLLM's application is asked for an answer that goes on from an earlier one, and is not
+    kept. `earlier`: the conversation before."""
+    given = {name: value for name, value in fields.items() if name != PREVIOUS}
+    return msgspec.json.encode({**given, "input": [*earlier, *_own_input(fields)]})
 
 
 def input_items(head: AnswerHead) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from dynamo_local.core.answers.requests import unfit_field
 from dynamo_local.core.async_tasks.callbacks import CallbackAuth, checked_auth, target_of
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.http.paths import ROUTES
@@ -25,7 +26,6 @@ _CHAT, _COMPLETIONS, _RESPONSES, _EMBEDDINGS = (
 _PATHS_BY_FIELD = (("messages", (_CHAT,)), ("prompt", (_COMPLETIONS,)), ("input", (_RESPONSES, _EMBEDDINGS)))
 """Paths for a body with this field, if the order names none. Of several, the first one that the model answers."""
 
-_NOT_FOR_TASKS = ("stream", "background")
 _SHOWN = 60
 
 
@@ -64,10 +64,10 @@ def order_of(body: bytes, endpoint: str | None) -> TaskOrder:
         raise ConfigError("cloudpickle: the server takes no code; send arguments as JSON in args")
     if asked.return_pickled:
         raise ConfigError("return_pickled: results are JSON; leave it out")
-    for name in _NOT_FOR_TASKS:
-        if asked.args.get(name):
-            raise ConfigError(f"args.{name}: it cannot be set in a task")
-    return TaskOrder(_with_model(asked.args, endpoint), _paths(asked), *_callback(asked))
+    paths = _paths(asked)
+    if (name := unfit_field(asked.args, paths)) is not None:
+        raise ConfigError(f"args.{name}: it cannot be set in a task")
+    return TaskOrder(_with_model(asked.args, endpoint), paths, *_callback(asked))
 
 
 def _callback(asked: _Asked) -> tuple[str, str | None]:

@@ -45,15 +45,12 @@ class Catalogue(Generic[_T]):
                 self._by_name.setdefault(name, entry)
 
     def find(self, name: str | None) -> _T | Refusal:
-        """Find the model that a request asks for.
-
-        A single model gets every request: it alone knows all of its names, since adapters may be added to it.
-        """
-        if len(self.entries) == 1:
-            return self.entries[0]
+        """Find the model that a request asks for; None: it names none, which a single model takes for itself. A single
+        model whose names are not known yet gets every request."""
+        alone = self.entries[0] if len(self.entries) == 1 else None
         if name is None:
-            return Refusal(400, self._which(), "BadRequestError", "model")
-        found = self._by_name.get(name)
+            return Refusal(400, self._which(), "BadRequestError", "model") if alone is None else alone
+        found = self._by_name.get(name, None if self._by_name else alone)
         return unknown_model(name) if found is None else found
 
     def _which(self) -> str:

@@ -30,6 +30,9 @@ RESPONSES = "/v1/responses"
 TASKS = "/v1/async-tasks"
 """Path of asynchronous tasks; behind it, a slash and an id."""
 
+DETOKENIZE = "/detokenize"
+"""Path of the text of token ids."""
+
 METRICS = "/metrics"
 """Path of the metrics for Prometheus."""
 
@@ -106,7 +109,7 @@ ROUTES: Mapping[str, Route] = MappingProxyType(
         "/rerank": _GENERATION,
         "/v1/messages/count_tokens": _CALL,
         "/tokenize": _CALL,
-        "/detokenize": _CALL,
+        DETOKENIZE: _CALL,
         "/v1/models": _LOOK,
         "/health": _PUBLIC,
         "/live": _PUBLIC,

@@ -5,13 +5,13 @@ The header goes before the field, as in vLLM, so that a proxy can set it without
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dynamo_local.core.http.bounds.admission import Refusal
+from dynamo_local.core.http.json_text import whole_number
 from dynamo_local.core.keys.values import KeyTerms
 from dynamo_local.core.priority.classes import MOST_PRIORITY
 
@@ -55,7 +55,7 @@ def priority_asked(fields: Mapping[str, Any], header: bytes, terms: PriorityTerm
     asked, what, param = (fields.get(FIELD), FIELD, FIELD) if not header else (_number(header), HEADER, None)
     if asked is None and not header:
         return terms.default
-    if isinstance(asked, bool) or not isinstance(asked, int | float) or not math.isfinite(asked) or asked % 1:
+    if (asked := whole_number(asked)) is None:
         return Refusal(400, f"{what} is no whole number", "BadRequestError", param)
     if abs(asked) > MOST_PRIORITY:
         why = f"{what} is {asked}; write a whole number from {-MOST_PRIORITY} to {MOST_PRIORITY}"
@@ -63,7 +63,7 @@ def priority_asked(fields: Mapping[str, Any], header: bytes, terms: PriorityTerm
     if terms.best is not None and asked < terms.best:
         why = f"{terms.whose} may have priority {terms.best} at best (lower numbers are served first), got {asked}"
         return Refusal(403, why, "PermissionDeniedError", FIELD)
-    return int(asked)
+    return asked
 
 
 def _number(text: bytes) -> int | None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
+from dynamo_local.core.answers.requests import unfit_field
 from dynamo_local.core.http.bounds.admission import Refusal, read_fields
-from dynamo_local.core.http.json_text import as_utf8
+from dynamo_local.core.http.json_text import as_line, as_utf8
 from dynamo_local.core.stored.batches import BatchUsage, LineError
 
 Judge = Callable[[dict[str, Any]], Refusal | None]
 """Returns why a model cannot be asked what a body has in its fields."""
+
+NOT_UTF8 = "invalid_encoding"
+"""Code of a line that is in another encoding, as the whole file is."""
 
 _ID_CHARACTERS = 512
 _SHOWN = 60
@@ -51,6 +56,8 @@ def read_line(number: int, text: bytes) -> Line:
     def refused(code: str, why: str, param: str | None = None) -> LineRefusedError:
         return LineRefusedError(LineError(code, f"line {number}: {why}", param, number))
 
+    if b"\0" in text or text.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        raise refused(NOT_UTF8, "the file is in UTF-16 or UTF-32, or no text: save it as UTF-8")
     try:
         given = _given.decode(as_utf8(text))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -105,9 +112,8 @@ class LineChecks:
         fields = read_fields(line.body)
         if isinstance(fields, Refusal):
             raise refused("invalid_request", fields.message, "body")
-        for name in ("stream", "background"):
-            if fields.get(name):
-                raise refused("invalid_request", f"{name} cannot be set in a batch", f"body.{name}")
+        if (name := unfit_field(fields, (line.url,))) is not None:
+            raise refused("invalid_request", f"{name} cannot be set in a batch", f"body.{name}")
         if (refusal := self._judge(fields)) is not None:
             code = "model_not_found" if refusal.status == 404 else "invalid_request"
             raise refused(code, refusal.message, "body" if refusal.param is None else f"body.{refusal.param}")
@@ -188,7 +194,7 @@ def unasked_line(result_id: str, custom_id: str, code: str, message: str) -> byt
 
 
 def _encoded(result: _Result) -> bytes:
-    return msgspec.json.encode(result) + b"\n"
+    return as_line(msgspec.json.encode(result))
 
 
 def recorded_in(text: bytes) -> Recorded | None:

@@ -409,3 +409,33 @@ async def test_what_answers_tell_of_their_use_is_counted(start: Start) -> None:
     leaves.set()
     _, (prompt, output) = await metering.ask(completions, leaves, model="m", prompt="x", max_tokens=2000, stream=True)
     assert (prompt in (0, 2), output < 2000) == (True, True)
+
+
+async def test_what_is_wrong_with_a_body_is_told_in_sentences_and_in_the_shape_of_the_api(start: Start) -> None:
+    model = await start("m")
+    entry = ModelEntry(["m"], lambda: None, AdmissionLimits(), model.application, model.application.paths)
+    entry.vocabulary = model.application.vocabulary
+    gate = HttpGate(model.application, limits=entry.limits, models=ModelTable([entry]), is_draining=lambda: False)
+
+    async def ask(path: str, body: bytes = b"", **fields: Any) -> Answer:
+        asked = scope(path, headers=[("content-type", "application/json")], query_string=b"")
+        return await call(gate, asked, [body or json.dumps({"model": "m", **fields}).encode()])
+
+    turn = [{"role": "user", "content": "x"}]
+    for path, fields, why in (
+        ("/v1/messages", {"messages": turn, "max_tokens": 0}, "max_tokens must be positive, got 0"),
+        ("/v1/messages", {"messages": None, "max_tokens": 1}, "messages must be a list of messages, got null"),
+        ("/v1/messages/count_tokens", {}, "messages: Field required"),
+        ("/v1/chat/completions", {}, "messages: Field required"),
+        ("/v1/chat/completions", {"messages": None}, "messages must be a list of messages, got null"),
+        ("/v1/completions", {"prompt": "x", "temperature": "x" * 999}, 'as a number, got "' + 60 * "x" + '"'),
+        ("/v1/responses", {"input": "x", "store": "maybe"}, 'unable to interpret input, got "maybe"'),
+        ("/v1/responses", {"input": [{"a": n} for n in range(2000)]}, "; and more"),
+        ("/detokenize", {"tokens": [65, 10**9]}, "token 1000000000 is not in the vocabulary, whose ids are 0 to 262"),
+    ):
+        answer = await ask(path, **fields)
+        message = answer.error["message"]
+        assert (answer.status, message.endswith(why), len(message) < 2000) == (400, True, True), message
+    assert (await ask("/v1/messages", model="other")).error["type"] == "not_found_error"
+    assert "the body is not JSON" in (await ask("/tokenize", b"{")).error["message"]
+    assert (await ask("/detokenize", tokens=[65, 262])).status == 200

@@ -60,20 +60,21 @@ class Script:
     async def submit(self, request: Request) -> None:
         self.prompts.add(tuple(request.prompt_token_ids))
         recording = current_recording()
-        assert recording is not None
-        assert recording.begin(msgspec.structs.replace(request, survival=Survival(Fidelity.EXACT)), "") is None
+        if recording is not None:
+            assert recording.begin(msgspec.structs.replace(request, survival=Survival(Fidelity.EXACT)), "") is None
         task = asyncio.create_task(self._say(request.request_id, recording))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _say(self, name: str, recording: Recording) -> None:
-        known = [replace_id(delta, name) for delta in recording.before]
+    async def _say(self, name: str, recording: Recording | None) -> None:
+        known = [] if recording is None else [replace_id(delta, name) for delta in recording.before]
         for delta in known:
             self._outputs.put_nowait(Outputs(time.monotonic(), (delta,)))
         for position in range(sum(len(delta.token_ids) for delta in known), self.stops_at):
             finish: Any = "stop" if position + 1 == len(self.tokens) else None
             delta = TokenDelta(name, 1, position, [self.tokens[position]], finish=finish)
-            recording.take(delta)
+            if recording is not None:
+                recording.take(delta)
             self._outputs.put_nowait(Outputs(time.monotonic(), (delta,)))
             await asyncio.sleep(0)
 
@@ -172,3 +173,22 @@ async def test_thoughts_and_calls_of_tools_go_on_in_the_middle(
     assert whole is not None
     assert [item["type"] for item in whole] == ["reasoning", "function_call"]
     assert json.loads(whole[1]["arguments"]) == {"a": 1, "b": 2}
+
+
+async def test_an_answer_that_is_not_kept_goes_on_from_one_that_is(
+    spoken: tuple[ModelApplication, Script], tmp_path: Path
+) -> None:
+    application, script = spoken
+    frontend = Frontend(tmp_path, application)
+    await frontend.answers.start()
+    first = json.loads((await frontend.ask("POST", model="m", input="x", tools=[TOOL], store=True)).body)["id"]
+    result = {"type": "function_call_output", "call_id": "c", "output": "3"}
+    asked = {"model": "m", "input": [result], "tools": [TOOL], "previous_response_id": first, "store": "false"}
+    script.prompts.clear()
+    answer = json.loads((await frontend.ask("POST", **asked)).body)
+    assert (answer["previous_response_id"], answer["status"]) == (first, "completed")
+    events = events_of(await frontend.ask("POST", **asked, stream=True))
+    told = [event["response"]["previous_response_id"] for event in events if "response" in event]
+    assert (len(told) > 2, set(told)) == (True, {first})
+    assert len(list(frontend.answers.folder.path.rglob("resp_*"))) == 1
+    await frontend.close()

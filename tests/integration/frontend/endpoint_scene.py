@@ -68,6 +68,7 @@ class EchoApplication:
     may_start: asyncio.Event
     closed: bool = False
     paths: frozenset[str] = frozenset({"/v1/completions"})
+    vocabulary: int | None = None
     adapters: Mapping[str, str] = field(default_factory=dict)
     may_serve: asyncio.Event = field(default_factory=asyncio.Event)
     _answers: dict[str, asyncio.Queue[Any]] = field(default_factory=dict)

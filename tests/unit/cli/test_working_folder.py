@@ -41,3 +41,21 @@ def test_a_graph_is_served_from_a_removed_folder(tmp_path: Path) -> None:
     found = from_removed_folder(tmp_path, *serve)
     assert (found.returncode, found.stderr) == (0, "the working folder was removed: processes run in /\n")
     assert "VllmWorker" in found.stdout
+
+
+def test_folders_are_named_in_utf_8_whatever_the_locale_knows(tmp_path: Path) -> None:
+    folder, settings = tmp_path / "mod\u00e8le", tmp_path / "models.yaml"
+    folder.mkdir()
+    settings.write_text(f"endpoints:\n  - name: chat\n    model: {folder}\n", "utf-8")
+    environ = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "DYN_LOCAL_STATE_DIR": str(tmp_path)}
+    serve = (sys.executable, "-m", "dynamo_local.cli.main", "serve")
+    for arguments, code, told in (
+        (("-f", str(settings), "--dry-run"), 0, "Frontend"),
+        ((str(tmp_path / "\u00e9t\u00e9"), "--explain"), 2, "there is no folder"),
+        ((str(folder), "--explain"), 2, f"{folder}"),
+    ):
+        found = subprocess.run(
+            (*serve, *arguments), env=environ, capture_output=True, encoding="utf-8", check=False, timeout=120
+        )
+        assert (found.returncode, told in found.stdout + found.stderr) == (code, True), found.stderr
+        assert "Traceback" not in found.stderr

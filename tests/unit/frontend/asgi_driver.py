@@ -20,8 +20,9 @@ LIMITS = AdmissionLimits(max_body_bytes=1000, max_requests=4, hold_timeout_s=0)
 
 @dataclass
 class Answer:
-    """What came back. `status` is None if nothing did."""
+    """What came back. `status` is None if nothing did. `path`: of the request."""
 
+    path: str = field(default="", compare=False)
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
@@ -29,8 +30,13 @@ class Answer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error, which has OpenAI's shape."""
+        """The error, which has the shape of the API that was asked."""
         content = json.loads(self.body)
+        if self.path.startswith("/v1/messages"):
+            assert (set(content), content["type"]) == ({"type", "error"}, "error")
+            assert set(content["error"]) == {"type", "message"}
+            assert self.headers["content-type"] == "application/json"
+            return dict(content["error"])
         assert set(content) == {"error"}
         assert set(content["error"]) == {"message", "type", "param", "code"}
         assert content["error"]["code"] == (LIMITED if self.status == 429 else self.status)
@@ -62,6 +68,7 @@ async def call(
     if not hang_up:
         events.append({"type": "http.request", "body": body[-1], "more_body": False})
     answer = Answer() if answer is None else answer
+    answer.path = asked["path"]
     gone = asyncio.Event() if leaves is None else leaves
     if hang_up:
         gone.set()

@@ -213,6 +213,8 @@ async def test_a_path_is_chosen_by_the_arguments(
         ({"args": {"prompt": "x"}, "cloudpickle": "x"}, "model_endpoint_id=chat", 400, "cloudpickle"),
         ({"args": {"prompt": "x"}, "return_pickled": True}, "model_endpoint_id=chat", 400, "return_pickled"),
         ({"args": {"prompt": "x", "stream": True}}, "model_endpoint_id=chat", 400, "args.stream"),
+        ({"args": {"prompt": "x", "stream": "on"}}, "model_endpoint_id=chat", 400, "args.stream"),
+        ({"args": {"input": "x", "store": 1}}, "model_endpoint_id=chat", 400, "args.store"),
         ({"args": {"text": "x"}}, "model_endpoint_id=chat", 400, "args"),
         ({"args": {"prompt": "x", "n": 99}}, "model_endpoint_id=chat", 400, "n "),
         ({"args": {"prompt": "x", "priority": "high"}}, "model_endpoint_id=chat", 400, "priority"),

@@ -60,7 +60,7 @@ class Model:
         if prompt == "raises":
             raise RuntimeError("the application is broken")
         status = self.instead[prompt].pop(0) if self.instead.get(prompt) else 200
-        body = json.dumps({"text": prompt, "usage": USAGE}).encode()
+        body = json.dumps({"text": prompt, "usage": USAGE}, ensure_ascii=False).encode()
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": body})
 
@@ -226,6 +226,10 @@ async def test_a_life_of_a_batch(frontend: Frontend, model: Model) -> None:
         (b"", "empty_file", None, None),
         (b"\n \n", "empty_file", None, None),
         (b"no json\n", "invalid_json_line", 1, None),
+        *(
+            (f"{json.dumps(line('x'))}\n{json.dumps(line('y'))}\n".encode(encoding), "invalid_encoding", 1, None)
+            for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32")
+        ),
         (b"".join(json.dumps(each).encode() + b"\n" for each in lines(51)), "too_many_lines", 51, None),
         (json.dumps(line("x" * 10_001)).encode(), "invalid_request", 1, None),
         (json.dumps(line("x", body={"model": "x", "prompt": "x"})).encode(), "model_not_found", 1, "body.model"),
@@ -242,6 +246,36 @@ async def test_a_wrong_input_fails_the_batch_and_tells_the_line(
     (error,) = batch["errors"]["data"]
     assert (error["code"], error["line"], error["param"]) == (code, number, param)
     assert not model.asked
+
+
+async def test_one_model_is_as_many_to_a_line_for_a_model_that_is_not_there(frontend: Frontend, model: Model) -> None:
+    frontend.table.replace([frontend.entry])
+    unknown = line("x", body={"model": "x", "prompt": "x"})
+    made = await frontend.order(line("a"), unknown)
+    async with frontend.running():
+        batch = await frontend.until(made, "failed")
+    (error,) = batch["errors"]["data"]
+    assert (error["code"], error["line"], error["param"]) == ("model_not_found", 2, "body.model")
+    assert not model.asked
+
+
+async def test_an_input_may_have_a_byte_order_mark_and_lines_as_windows_ends_them(frontend: Frontend) -> None:
+    text = "\r\n".join(json.dumps(line(prompt), ensure_ascii=False) for prompt in ("\u00e4", "b")) + "\r\n"
+    made = await frontend.ask("POST", "/v1/batches", ordered(frontend.upload(text.encode("utf-8-sig"))))
+    async with frontend.running():
+        batch = await frontend.until(made["id"], "completed")
+    assert batch["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+    assert (await frontend.results(batch["output_file_id"])).keys() == {"id \u00e4", "id b"}
+
+
+async def test_lines_of_results_are_whole_for_every_reader(frontend: Frontend) -> None:
+    prompt = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\x1dh\x1ei\r\nj"
+    batch_id = await frontend.order(line(prompt), line("x"))
+    async with frontend.running():
+        batch = await frontend.until(batch_id, "completed")
+    answer = await call(frontend.gate, scope(f"/v1/files/{batch['output_file_id']}/content", "GET"))
+    texts = [json.loads(each)["response"]["body"]["text"] for each in answer.body.decode().splitlines()]
+    assert sorted(texts) == [prompt, "x"]
 
 
 async def test_an_order_that_cannot_be_is_refused_at_once(frontend: Frontend) -> None:

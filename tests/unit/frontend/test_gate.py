@@ -75,7 +75,7 @@ async def test_other_methods_are_refused_with_those_that_are_open(path: str, met
     if (path, method) in OPEN or (path == "/v1/models/some" and method == "GET"):
         return
     answer = await house.get(path, method)
-    assert (answer.status, answer.error["type"]) == (405, "MethodNotAllowedError")
+    assert (answer.status, f"not {method}" in answer.error["message"]) == (405, True)
     assert all((path, allowed) in OPEN for allowed in answer.headers["allow"].split(", ") if path in ROUTES)
     assert house.backend.requests == []
 
@@ -135,7 +135,7 @@ async def _never(*_: Any) -> Any:
 async def test_without_a_right_key_nothing_is_served(path: str, method: str, headers: list[tuple[str, str]]) -> None:
     house = House(keys=["secret", "other"])
     answer = await house.get(path, method, headers)
-    assert (answer.status, answer.error["type"]) == (401, "AuthenticationError")
+    assert (answer.status, answer.error["message"]) == (401, "missing or wrong API key")
     assert answer.headers["www-authenticate"] == "Bearer"
     assert house.backend.requests == []
 

@@ -156,3 +156,12 @@ async def test_bytes_that_are_no_text_are_refused() -> None:
     house = House()
     assert "no text" in (await house.post(PATH, b"\xff\xfe{")).error["message"]
     assert house.backend.requests == []
+
+
+@pytest.mark.parametrize("path", [*READING, "/v1/files", "/v1/batches", "/v1/async-tasks"])
+async def test_a_compressed_body_is_refused_as_what_it_is(path: str) -> None:
+    house = House()
+    for coding in ("gzip", "deflate", "br", "GZIP"):
+        answer = await house.post(path, b"\x1f\x8b\x08", [("Content-Encoding", coding)])
+        assert (answer.status, coding in answer.error["message"]) == (415, True)
+    assert (await house.post(PATH, b"{}", [("Content-Encoding", "identity")])).status == 200

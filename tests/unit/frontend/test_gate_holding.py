@@ -304,7 +304,7 @@ async def test_a_failed_start_is_an_error_event_in_a_stream_that_has_begun(house
     assert name == b"event: error"
     assert json.loads(data.removeprefix(b"data: ")) == {
         "type": "error",
-        "error": {"type": "ServiceUnavailableError", "message": "endpoint m is failed"},
+        "error": {"type": "overloaded_error", "message": "endpoint m is failed"},
     }
 
 

@@ -55,10 +55,32 @@ async def test_every_path_that_asks_a_model_reaches_the_one_that_is_named(path: 
         assert (await street.ask(path, model=name)).body == b"served"
     assert [len(street.backends[name].requests) for name in "ab"] == [1, 2]
     assert street.common.requests == []
-    assert (await street.ask(path, model="c")).error["type"] == "NotFoundError"
+    assert (await street.ask(path, model="c")).error["message"] == "The model `c` does not exist."
     assert (await street.ask(path)).error["message"].endswith("there are: a, b")
     assert (await street.ask(path, model=["a"])).status == 400
     assert [len(street.backends[name].requests) for name in "ab"] == [1, 2]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/"])
+async def test_errors_of_the_server_behind_have_the_shape_of_the_api_as_well(path: str) -> None:
+    """FastAPI's own have OpenAI's at every path; and they come in parts."""
+    street = Street()
+    for body in (b'{"error": {"message": "no", "type": "Bad Request"}}', b'{"error": {"type": "x", "message": "no"}}'):
+        street.backends["a"].answers = (400, "application/json", body)
+        answer = await street.ask(path, model="a")
+        assert (answer.status, answer.error) == (400, {"type": "invalid_request_error", "message": "no"})
+        assert int(answer.headers["content-length"]) == len(answer.body)
+    assert (await street.ask("/v1/messages/batches", model="a")).error["type"] == "not_found_error"
+    street.backends["b"].answers = (200, "application/json", b'{"error": {}}')
+    assert (await street.ask(path, model="b")).body == b'{"error": {}}'
+
+
+async def test_the_text_of_tokens_that_the_model_has_not_is_refused() -> None:
+    street = Street()
+    street.entries["a"].vocabulary = 10
+    assert (await street.ask("/detokenize", model="a", tokens=[10])).error["param"] == "tokens"
+    assert (await street.ask("/detokenize", model="a", tokens=[9])).body == b"served"
+    assert (await street.ask("/detokenize", model="b", tokens=[10])).body == b"served"
 
 
 async def test_what_concerns_no_single_model_is_answered_without_one() -> None:

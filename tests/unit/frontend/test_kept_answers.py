@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from components.frontend.http.body import replayed
+from components.frontend.http.callers import Caller
+from components.frontend.http.own_requests import ask
+from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.request.fidelity import Fidelity, Survival
 from state.paths import StatePaths
 from tests.unit.frontend.kept_scene import (
@@ -264,6 +268,78 @@ async def test_what_an_answer_was_computed_from_is_listed_for_its_owner(start: S
     assert ([item["id"] for item in rest["data"]], rest["has_more"]) == (names[1::-1], False)
     assert (await frontend.ask(f"/{answer}/input_items", "GET", key="bob")).status == 404
     assert (await frontend.ask(f"/{answer}/input_items?order=up", "GET")).status == 400
+
+
+@pytest.mark.parametrize("value", ["true", "on", 1])
+async def test_fields_are_read_as_by_the_server_behind(start: Start, value: Any) -> None:
+    frontend = await start(Application())
+    for field in ("store", "background"):
+        asked = await frontend.ask(model="m", input="x", **{field: value})
+        answer = json.loads(asked.body)["id"]
+        await frontend.follow(answer)
+        assert (await frontend.show(answer))["background"] == (field == "background")
+    events = events_of(await frontend.ask(model="m", input="x", store=value, stream=value))
+    assert told(events) == TEXT
+    assert events_of(await frontend.ask(f"/{answer}?stream={value}", "GET")) == await frontend.follow(answer)
+
+
+class Echo:
+    """An application like vLLM's, which keeps nothing; what is to be kept it leaves to another one."""
+
+    def __init__(self) -> None:
+        self.kept = Application()
+        self.asked: list[dict[str, Any]] = []
+
+    async def __call__(self, asked: Scope, receive: Receive, send: Send) -> None:
+        event = await receive()
+        fields = json.loads(event["body"])
+        if "request_id" in fields:
+            await self.kept(asked, replayed(event["body"], receive), send)
+            return
+        self.asked.append(fields)
+        response = {"object": "response", "previous_response_id": None, "text": '"previous_response_id":null'}
+        content = json.dumps(response, separators=(",", ":")).encode()
+        kind = b"application/json"
+        if fields.get("stream"):
+            kind, content = b"text/event-stream", b"data: " + content + b"\n\n"
+        headers = [(b"content-type", kind), (b"content-length", b"%d" % len(content))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+
+async def test_an_answer_that_is_not_kept_goes_on_from_one_that_is(start: Start) -> None:
+    application = Echo()
+    frontend = await start(application)
+    first = json.loads((await frontend.ask(model="m", input="one", store=True)).body)["id"]
+    conversation = [{"role": "user", "content": "one"}, {"id": "msg_1", "text": TEXT}]
+    for store, stream in ((False, False), ("false", False), (0, True)):
+        more = {"previous_response_id": first, "store": store, "stream": stream}
+        answer = await frontend.ask(model="m", input="two", **more)
+        (told,) = events_of(answer) if stream else [json.loads(answer.body)]
+        assert (told["previous_response_id"], told["text"]) == (first, '"previous_response_id":null')
+        assert "content-length" not in answer.headers
+        asked = application.asked.pop()
+        assert asked["input"] == [*conversation, {"role": "user", "content": "two"}]
+        assert "previous_response_id" not in asked
+    assert len(list(frontend.answers.folder.path.rglob("resp_*"))) == 1
+    assert (await frontend.ask(key="bob", model="m", input="x", previous_response_id=first, store=False)).status == 404
+    wrong = await frontend.ask(model="m", input="x", previous_response_id=5, store=False)
+    assert (wrong.status, wrong.error["param"]) == (400, "previous_response_id")
+    assert not application.asked
+
+
+async def test_requests_of_the_frontend_itself_go_on_from_what_their_owner_has_kept(start: Start) -> None:
+    """Lines of batches, and tasks, whose answers are their results."""
+    application = Echo()
+    frontend = await start(application)
+    first = json.loads((await frontend.ask(model="m", input="one", store=True)).body)["id"]
+    body = json.dumps({"model": "m", "input": "two", "previous_response_id": first}).encode()
+    for answer in (frontend.gate.answer_own, frontend.gate.answer_kept):
+        found = await ask(answer, Caller("api-key-file"), "/v1/responses", body, 1000)
+        assert (found.status, json.loads(found.body)["previous_response_id"]) == (200, first)
+        assert len(application.asked.pop()["input"]) == 3
+        assert (await ask(answer, Caller("admin-key-file"), "/v1/responses", body, 1000)).status == 404
+    assert len(list(frontend.answers.folder.path.rglob("resp_*"))) == 1
 
 
 async def test_what_the_application_refuses_is_not_kept(start: Start) -> None:

@@ -331,6 +331,22 @@ class TestLimits:
         town.now += 30
         assert (await town.ask("alice")).status == 200
 
+    async def test_what_is_not_there_costs_no_request(self, town: Town) -> None:
+        town.create("alice", requests_per_minute=2, endpoints=("chat",))
+        for model in ("code", "nothing", "code"):
+            refused = await town.ask("alice", model)
+            assert (refused.status, refused.headers["x-ratelimit-remaining-requests"]) == (404, "2")
+        assert [(await town.ask("alice")).status for _ in range(3)] == [200, 200, 429]
+
+    async def test_refusals_of_anthropics_path_have_its_shape(self, town: Town) -> None:
+        town.create("alice", requests_per_minute=1)
+        body = json.dumps({"model": "chat", "max_tokens": 20}).encode()
+        asked = scope("/v1/messages", headers=bearer("alice"))
+        assert [(await call(town.gate, asked, [body])).status for _ in range(2)] == [200, 429]
+        refused = await call(town.gate, asked, [body])
+        assert refused.error["type"] == "rate_limit_error"
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+
     async def test_requests_at_once(self, town: Town) -> None:
         town.create("alice", requests_at_once=1)
         town.apps["chat"].open.clear()

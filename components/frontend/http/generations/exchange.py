@@ -11,6 +11,7 @@ from components.frontend.http.generations.held import EarlyAnswer
 from components.frontend.http.outgoing import Outgoing, Renaming
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.bounds.admission import Refusal
+from dynamo_local.core.http.json_text import boolean
 from dynamo_local.core.http.waiting.conversations import conversation_of
 from dynamo_local.core.priority.classes import PriorityClass, class_of
 
@@ -48,7 +49,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     @property
     def searches_beams(self) -> bool:
         """Whether the answer is the best of many that engines begin, each token of them as a request of its own."""
-        return self.fields.get("use_beam_search") is True
+        return boolean(self.fields.get("use_beam_search")) is True
 
 
 class Exchange(msgspec.Struct, frozen=True):

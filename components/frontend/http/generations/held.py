@@ -10,7 +10,7 @@ from components.frontend.http.outgoing import stream_headers
 from dynamo_local.core.histogram import Histogram
 from dynamo_local.core.http.asgi import Event, Receive, Send, begins_event_stream
 from dynamo_local.core.http.bounds.admission import Refusal
-from dynamo_local.core.http.event_streams import comment, error_event
+from dynamo_local.core.http.dialects import comment, error_event
 from dynamo_local.core.http.waiting.holding import COMMENT_EVERY_S, Held
 from dynamo_local.core.priority.fair_queue import Claim, in_turn
 from dynamo_local.core.priority.occupancy import Occupancy
@@ -125,6 +125,8 @@ class EarlyAnswer:
         self._commenting: asyncio.Task[None] | None = None
         self._instead: bytearray | None = None
         """The body of an answer that is no stream of events, as far as it has come."""
+        self._status = 0
+        """The status of such an answer."""
         self.has_begun = False
         self._is_answered = False
         """Whether the application has begun the answer itself."""
@@ -176,7 +178,7 @@ class EarlyAnswer:
         """End an answer that has begun with the refusal, and return None; otherwise return the refusal."""
         if not self.has_begun:
             return refusal
-        await self._end_with(refusal.body())
+        await self._end_with(refusal.status, refusal.body())
         return None
 
     def __call__(self, event: Event) -> Awaitable[None]:
@@ -191,11 +193,12 @@ class EarlyAnswer:
     async def _go_on(self, event: Event) -> None:
         """Send an event of an answer that had begun before."""
         if event["type"] == "http.response.start":
-            self._instead = None if event["status"] == 200 and begins_event_stream(event) else bytearray()
+            self._status = event["status"]
+            self._instead = None if self._status == 200 and begins_event_stream(event) else bytearray()
         elif self._instead is not None:
             self._instead += event.get("body", b"")
             if not event.get("more_body", False):
-                await self._end_with(bytes(self._instead))
+                await self._end_with(max(self._status, 400), bytes(self._instead))
         else:
             if event.get("body") or not event.get("more_body", False):
                 self._silence()
@@ -204,9 +207,10 @@ class EarlyAnswer:
     def _all_headers(self) -> list[tuple[bytes, bytes]]:
         return [*self._headers, (CACHE, DROPPED)] if self._is_cold else self._headers
 
-    async def _end_with(self, body: bytes) -> None:
+    async def _end_with(self, status: int, body: bytes) -> None:
         self._silence()
-        await self._send({"type": "http.response.body", "body": error_event(self._path, body), "more_body": False})
+        event = error_event(self._path, status, body)
+        await self._send({"type": "http.response.body", "body": event, "more_body": False})
 
     async def _comment(self, text: Callable[[], str]) -> None:
         if self._held:

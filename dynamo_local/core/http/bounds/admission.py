@@ -5,7 +5,6 @@ Checked before the request reaches the engine's own validation, which has no bou
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,7 +13,7 @@ import msgspec
 
 from dynamo_local.core.http.bounds.request import Excess, RequestBounds, excess_of, excess_of_headers, fields_of_text
 from dynamo_local.core.http.inputs import characters_of_inputs, field_of_inputs, number_of_inputs
-from dynamo_local.core.http.json_text import why_not
+from dynamo_local.core.http.json_text import whole_number, why_not
 from dynamo_local.core.http.waiting.holding import HoldLimits
 
 FORBIDDEN_FIELDS = frozenset({"kv_transfer_params", "ec_transfer_params", "kv_hints", "data_parallel_rank"})
@@ -22,9 +21,6 @@ FORBIDDEN_FIELDS = frozenset({"kv_transfer_params", "ec_transfer_params", "kv_hi
 
 ALL = -1
 """Number of candidates that means the whole vocabulary; as max-candidates: no bound but max-logprobs, vLLM's own."""
-
-_NUMBER_TEXT = re.compile(r"[ \t\n\r]*([+-]?[0-9]{1,18})(\.0{1,18})?[ \t\n\r]*")
-"""A string that the server behind takes for a whole number. It takes others as well; those are refused here."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +89,7 @@ class AdmissionLimits(HoldLimits, RequestBounds):
 class Refusal:
     """An answer in OpenAI's error shape. `retry_after_s` becomes the Retry-After header."""
 
-    status: Literal[400, 401, 403, 404, 405, 408, 409, 413, 429, 431, 503, 507]
+    status: Literal[400, 401, 403, 404, 405, 408, 409, 413, 415, 429, 431, 503, 507]
     message: str
     kind: str
     param: str | None = None
@@ -125,6 +121,16 @@ class _Asked(msgspec.Struct):
     items: Any = None
     label_token_ids: Any = None
 
+
+_KINDS = {
+    "messages": (list, "a list of messages"),
+    "tools": (list, "a list"),
+    "structured_outputs": (dict, "an object"),
+}
+"""Fields of which the server behind makes something before it has looked whether they are what they should be."""
+
+_OTHER_PROMPTS = frozenset({"prompt", "prompt_embeds", "input"})
+"""Beside one of these, `messages` is not read."""
 
 _NUMBERS = ("n", "best_of", "logprobs", "top_logprobs", "prompt_logprobs")
 _NUMBER_FIELDS = frozenset(_NUMBERS)
@@ -161,7 +167,8 @@ def examine(fields: dict[str, Any], limits: AdmissionLimits) -> Demand | Refusal
     has_numbers = not _NUMBER_FIELDS.isdisjoint(fields)
     prompts, inputs = _prompts(asked), number_of_inputs(fields)
     refusal = (
-        _refused(excess_of(fields, limits, limits.max_candidates))
+        _of_wrong_kind(fields)
+        or _refused(excess_of(fields, limits, limits.max_candidates))
         or (_not_numbers(asked) if has_numbers else None)
         or _over_bounds(asked, prompts, limits, has_numbers)
         or (_inputs_over_bounds(fields, inputs, limits) if inputs else None)
@@ -187,6 +194,20 @@ def examine_text(body: bytes, limits: AdmissionLimits) -> dict[str, Any] | Refus
     return _bad(found.message, found.param) if isinstance(found, Excess) else found
 
 
+def examine_tokens(fields: dict[str, Any], vocabulary: int | None) -> Refusal | None:
+    """Judge token ids of which the text is asked. `vocabulary`: number of ids of the model; None: not known. What is no
+    list of numbers is left to the server behind, whose text of ids that are not there is empty."""
+    if vocabulary is None:
+        return None
+    try:
+        last = min(max(fields.get("tokens") or ()), 2**63)
+        is_there = last < vocabulary
+    except (TypeError, ValueError):
+        return None
+    why = f"token {last} is not in the vocabulary, whose ids are 0 to {vocabulary - 1}"
+    return None if is_there else _bad(why, "tokens")
+
+
 def examine_headers(headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
     """Judge the headers that the server behind makes something of."""
     return _refused(excess_of_headers(headers))
@@ -207,10 +228,20 @@ def _forbidden(fields: dict[str, Any]) -> str | None:
     return None
 
 
+def _of_wrong_kind(fields: dict[str, Any]) -> Refusal | None:
+    for name, (kind, what) in _KINDS.items():
+        if name not in fields or isinstance(fields[name], kind):
+            continue
+        needed = _OTHER_PROMPTS.isdisjoint(fields) if name == "messages" else fields[name] is not None
+        if needed:
+            return _bad(f"{name} must be {what}{', got null' if fields[name] is None else ''}", name)
+    return None
+
+
 def _not_numbers(asked: _Asked) -> Refusal | None:
     for name in _NUMBERS:
         value = getattr(asked, name)
-        if isinstance(value, str) and _NUMBER_TEXT.fullmatch(value) is None:
+        if isinstance(value, str) and whole_number(value) is None:
             return _bad(f"{name} is a string that is no whole number", name)
     return None
 
@@ -294,12 +325,8 @@ def _length(value: Any) -> int:
 
 def _int(value: Any) -> int:
     """A number, or a string that is one. Anything else counts as 0 here: its type is the engine's to refuse."""
-    if isinstance(value, str):
-        found = _NUMBER_TEXT.fullmatch(value)
-        return int(found[1]) if found is not None else 0
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return 0
-    return int(value) if abs(value) < 2**63 else 2**63
+    number = 0 if isinstance(value, bool) else whole_number(value) or 0
+    return min(number, 2**63)
 
 
 def _bad(message: str, param: str | None) -> Refusal:

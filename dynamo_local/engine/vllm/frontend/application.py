@@ -100,6 +100,15 @@ class ModelApplication:
         routes = () if self._built is None else self._built.app.routes
         return frozenset(path for route in routes if (path := getattr(route, "path", None)) is not None)
 
+    @property
+    def vocabulary(self) -> int | None:
+        """Number of token ids that the model has, added ones included; None: the application is not built."""
+        if self._built is None:
+            return None
+        llm = self._built.llm
+        size: int = max(llm.model_config.get_vocab_size(), llm.get_tokenizer().max_token_id + 1)
+        return size
+
     async def cards(self) -> list[dict[str, Any]]:
         """Return the model and its adapters as /v1/models shows them."""
         if self._built is None:
@@ -191,6 +200,7 @@ def build_app(args: Namespace, llm: Any = None, tasks: tuple[Any, ...] = ("gener
     from vllm.entrypoints.launchers.app import build_app as build
     from vllm.entrypoints.serve.exception_handling.handlers.http import http_exception_handler
 
+    from dynamo_local.engine.vllm.frontend.client_errors import tell_invalid_bodies
     from dynamo_local.engine.vllm.patches.frontend.metrics import count_http_together, http_counters
 
     http_counters()
@@ -205,6 +215,7 @@ def build_app(args: Namespace, llm: Any = None, tasks: tuple[Any, ...] = ("gener
         take_outer(app)
     # vLLM registers the handler for FastAPI's exception alone, not for Starlette's own (no such path or method).
     app.add_exception_handler(HTTPException, http_exception_handler)
+    tell_invalid_bodies(app)
     return app
 
 

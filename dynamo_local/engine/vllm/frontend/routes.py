@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamo_local import __version__
-from dynamo_local.core.http.bounds.admission import Refusal
+from dynamo_local.core.http.models import unknown_model
 from dynamo_local.core.http.paths import MODEL_PREFIX, route_of
 from dynamo_local.model.hub.cache import repo_of_snapshot
 
@@ -39,7 +39,7 @@ def show_one_model(app: Any) -> None:
         found = next((card for card in listed.data if card.id == model), None)
         if found is not None:
             return JSONResponse(found.model_dump())
-        refusal = Refusal(404, f"The model `{model}` does not exist.", "NotFoundError", "model")
+        refusal = unknown_model(model)
         return Response(refusal.body(), refusal.status, media_type="application/json")
 
     app.add_api_route(MODEL_PREFIX + "{model:path}", show_model, methods=["GET"], response_model=None)

@@ -111,6 +111,9 @@ _USED: Mapping[str, Patch] = {
             "vllm.tokenizers.registry:cached_get_tokenizer",
             "vllm.exceptions:GracefulHTTPError",
             "vllm.exceptions:VLLMClientError",
+            "vllm.entrypoints.serve.exception_handling.handlers.validation:clean_loc_for_param(loc)",
+            "vllm.entrypoints.serve.exception_handling.handlers.validation:validation_exception_handler(req, exc)",
+            "vllm.entrypoints.serve.exception_handling.utils:sanitize_message(message)",
             "vllm.entrypoints.launchers.app:build_app(args, supported_tasks, model_config, ...)",
             "vllm.entrypoints.launchers.api_server.app_state:init_app_state"
             "(engine_client, state, args, supported_tasks)",

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from dynamo_local.core.http.json_text import as_line
 from dynamo_local.core.messages.events import Event
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 
@@ -49,7 +50,7 @@ class EventLog:
         """Append an event; one without a time gets the present one."""
         dated = event if event.time else replace(event, time=round(self._wall_clock(), 3))
         # Written by the caller's thread: a line goes to the kernel's cache, and events keep their order.
-        self._pending.append(msgspec.json.encode(dated) + b"\n")
+        self._pending.append(as_line(msgspec.json.encode(dated)))
         self.flush()
 
     def flush(self) -> None:

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.http.bounds.admission import FORBIDDEN_FIELDS, AdmissionLimits, Demand, Refusal, read_fields
+from dynamo_local.core.http.bounds.admission import (
+    FORBIDDEN_FIELDS,
+    AdmissionLimits,
+    Demand,
+    Refusal,
+    examine_tokens,
+    read_fields,
+)
 from dynamo_local.core.http.bounds.admission import examine as examine_fields
 
 LIMITS = AdmissionLimits(max_prompts=8, max_n=4, max_candidates=5, max_requests=20)
@@ -242,3 +249,35 @@ def test_a_demand_that_can_never_be_met_is_not_told_to_come_back() -> None:
 def test_a_refusal_has_the_shape_of_openai() -> None:
     body = json.loads(Refusal(429, "busy", "RateLimitError", param="n").body())
     assert body == {"error": {"message": "busy", "type": "RateLimitError", "param": "n", "code": 429}}
+
+
+@pytest.mark.parametrize("value", [5, "x", True, {"a": 1}])
+@pytest.mark.parametrize("name", ["messages", "tools", "structured_outputs"])
+def test_fields_that_the_server_behind_cannot_read_are_told(name: str, value: Any) -> None:
+    """It would say that an int cannot be iterated, or fail."""
+    if name == "structured_outputs" and isinstance(value, dict):
+        value = ["x"]
+    refusal = refused({name: value})
+    assert (refusal.param, f"{name} must be a" in refusal.message) == (name, True)
+
+
+def test_fields_that_are_null_are_not_given_but_for_messages() -> None:
+    assert refused({"messages": None}).message == "messages must be a list of messages, got null"
+    for fields in ({"messages": None, "prompt": "x"}, {"messages": 5, "input": "x"}, {"tools": None}):
+        assert isinstance(judge(fields), Demand)
+    assert isinstance(judge({"structured_outputs": None, "tools": []}), Demand)
+
+
+@pytest.mark.parametrize("tokens", [[9], [0, 9], [], None, "x", ["x"], [[1]], [None], 5, {}, [-1]])
+def test_tokens_of_the_vocabulary_and_what_is_no_list_of_them_pass(tokens: Any) -> None:
+    assert examine_tokens({"tokens": tokens}, 10) is None
+    assert examine_tokens({}, 10) is None
+    assert examine_tokens({"tokens": [10**9]}, None) is None
+
+
+@pytest.mark.parametrize("tokens", [[10], [3, 10**9, 2], [10**4000]])
+def test_tokens_beyond_the_vocabulary_are_refused(tokens: list[int]) -> None:
+    refusal = examine_tokens({"tokens": tokens}, 10)
+    assert refusal is not None
+    assert (refusal.status, refusal.param, "0 to 9" in refusal.message) == (400, "tokens", True)
+    assert len(refusal.message) < 100

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.http.json_text import as_utf8
+from dynamo_local.core.http.json_text import as_line, as_utf8, boolean, whole_number
 
 ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"]
 
@@ -28,3 +30,48 @@ def test_any_bytes_are_read_as_python_reads_them_or_refused(body: bytes) -> None
     except UnicodeDecodeError:
         return
     assert text == body or text.decode() == body.decode(json.detect_encoding(body))
+
+
+VALUES = (
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.sampled_from([[], {}, [True], 10**400, 1e300])
+)
+WORDS = st.sampled_from(
+    ["true", "YES", "On", "t", "1", "FALSE", "no", "oFF", "f", "0", " true", "2", "", "T\u0131", "1.0"]
+)
+
+
+def read(kind: Any, value: Any) -> Any:
+    """The value as pydantic takes it; None: it takes none."""
+    try:
+        return pydantic.TypeAdapter(kind | None).validate_python(value)
+    except pydantic.ValidationError:
+        return None
+
+
+@given(VALUES | WORDS | st.text(max_size=5))
+def test_a_boolean_is_what_pydantic_takes_for_one(value: Any) -> None:
+    assert boolean(value) is read(bool, value)
+
+
+@given(
+    VALUES
+    | st.from_regex(r"\A[ \n]?[+-]?[0-9]{1,3}(\.0{1,3})?[ \t]?\Z")
+    | st.sampled_from(["", "x", "1.5", "0x1", "1e2"])
+)
+def test_a_whole_number_is_what_pydantic_takes_for_one(value: Any) -> None:
+    found = whole_number(value)
+    # Beyond 64 bits, pydantic takes integers and no floats.
+    assert found == read(int, value) or (isinstance(value, float) and abs(value) >= 2**63)
+    assert found is None or isinstance(found, int)
+
+
+@given(st.text())
+def test_a_line_is_whole_for_every_reader(text: str) -> None:
+    line = as_line(msgspec.json.encode({"text": text}))
+    assert json.loads(line) == {"text": text}
+    assert (len(line.splitlines()), len(line.decode().splitlines())) == (1, 1)
+
+
+def test_every_character_that_ends_a_line_is_escaped() -> None:
+    text = "".join(map(chr, range(0x10000)[:0xD800])) + "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\r\n"
+    assert len(as_line(msgspec.json.encode(text)).decode().splitlines()) == 1
