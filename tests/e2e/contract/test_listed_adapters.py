@@ -40,7 +40,8 @@ class Core:
         await asyncio.sleep(0)
         self.loads += 1
         if "broken" in request.lora_path:
-            raise ValueError(f"Call to add_lora method failed: {request.lora_path}: rank 64 is greater than 16")
+            of_worker = f"Worker failed with error '{request.lora_path}: rank 64 is\n greater than 16'"
+            raise ValueError(f"Call to add_lora method failed: {of_worker}, please check the stack trace above")
         self.loaded[request.lora_int_id] = request.lora_name
         return True
 

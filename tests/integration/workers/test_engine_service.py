@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import msgspec
 import pytest
@@ -183,6 +184,9 @@ async def test_an_adapter_that_cannot_be_loaded_is_announced_and_no_request_is_t
     def failed() -> dict[str, str]:
         return {key: why for one in frontend.fleet.view.members() for key, why in one.failed_adapters.items()}
 
+    def failed_are(announced: dict[str, str]) -> bool:
+        return failed() == announced
+
     for number, version in enumerate(("1.1", "1.2")):
         engine.submit_raises = AdapterError("the adapter pirate cannot be loaded: DoRA", f"/pirate: DoRA ({version})")
         await frontend.dispatcher.submit(request(f"r{number}", adapter=f"pirate@{version}"))
@@ -190,13 +194,14 @@ async def test_an_adapter_that_cannot_be_loaded_is_announced_and_no_request_is_t
         assert (failure.finish, failure.fault) == ("error", "request")
         assert failure.error == "the adapter pirate cannot be loaded: DoRA"
         # A former version is told of no more.
-        await until(lambda version=version: failed() == {f"pirate@{version}": f"/pirate: DoRA ({version})"})
+        announced = {f"pirate@{version}": f"/pirate: DoRA ({version})"}
+        await until(partial(failed_are, announced))
     engine.submit_raises = None
     await frontend.dispatcher.submit(request("r2", adapter="robot@1.1"))
     await asyncio.wait_for(engine.submitted.get(), DEADLINE_S)
     assert list(failed()) == ["pirate@1.2"]
     await frontend.dispatcher.submit(request("r3", adapter="pirate@1.2"))
-    await until(lambda: failed() == {})
+    await until(partial(failed_are, {}))
 
 
 async def test_an_engine_that_died_sends_requests_to_another_worker(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import re
 from collections.abc import Callable, Collection, Hashable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from dynamo_local.core.errors import AdapterError, EngineError, RequestError, one_line
+from dynamo_local.core.errors import AdapterError, EngineError, RequestError
 from dynamo_local.core.messages.endpoints import adapter_name
 from dynamo_local.engine.vllm.requests.adapters import ListAdapters
 from dynamo_local.model.files import files_identity
@@ -26,10 +27,13 @@ from dynamo_local.model.files import files_identity
 _log = logging.getLogger(__name__)
 
 _DIGEST_CHARACTERS = 16
+_LONGEST_CAUSE = 400
 _SHORT_CHARACTERS = 200
 """Characters of what vLLM says of an adapter that clients are told."""
-_CALL_FAILED = "Call to add_lora method failed: "
-"""What vLLM's engine core puts before the text of an error."""
+_CALL_FAILED = re.compile(
+    r"(?:Call to add_lora method failed: )?(?:Worker failed with error '(.*)', please check the stack trace .*|(.*))"
+)
+"""The text of an error as vLLM's engine core has it of a worker, with what both put around it."""
 
 ROOM_WITHIN_S = 300.0
 """For requests of an adapter that was deleted or replaced to end, where a new one needs its slot: as long as requests
@@ -144,7 +148,7 @@ class ListedAdapters:
             raise EngineError("vLLM's engine process died", "the worker's log has the details") from error
         except Exception as error:
             # vLLM promises nothing about what it raises here.
-            why = self._failed[request.lora_name] = one_line(error).removeprefix(_CALL_FAILED)
+            why = self._failed[request.lora_name] = _cause(error)
             _log.error("the adapter %s in %s cannot be loaded: %s", name, request.lora_path, why)
             # It may have been half loaded, and would keep a slot.
             await core.remove_lora_async(request.lora_int_id)
@@ -175,6 +179,12 @@ class ListedAdapters:
         for number in [number for number in self._loaded if number not in keep]:
             del self._loaded[number]
             await core.remove_lora_async(number)
+
+
+def _cause(error: Exception) -> str:
+    found = _CALL_FAILED.fullmatch(" ".join(str(error).split()))
+    text = "" if found is None else found[1] or found[2]
+    return text[:_LONGEST_CAUSE] or type(error).__name__
 
 
 def _not_loaded(name: str, folder: str, why: str) -> AdapterError:
