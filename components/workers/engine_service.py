@@ -35,6 +35,7 @@ from components.workers.warming.requests import WarmRequests
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.beats import until_beat
 from dynamo_local.core.fleet.view import Change, Happened
+from dynamo_local.core.messages.endpoints import adapter_name
 from dynamo_local.core.messages.kv import Unpin
 from dynamo_local.core.messages.presence import LeaseLost, Load
 from dynamo_local.core.messages.tokens import Fault, TokenDelta
@@ -47,6 +48,9 @@ _log = logging.getLogger(__name__)
 
 _ACKNOWLEDGED_WITHIN_S = 2.0
 """How long a drained worker waits for frontends to acknowledge the last tokens."""
+
+_FAILED_ADAPTERS = 50
+"""Most adapters that cannot be loaded of which a worker tells, the newest ones."""
 
 _LOOK_EVERY_S = 1.0
 """Interval of the checks for stalls and for expired requests."""
@@ -78,7 +82,9 @@ class EngineService:
         self._kv_puller = KvPuller(context, engine)
         self._kv_publisher = KvPublisher(context)
         self._kv_source = KvSource(context, engine, self._is_parked)
-        self._admission = Admission(context.tasks, engine, self._kv_puller, self._is_open, self._reject)
+        self._admission = Admission(
+            context.tasks, engine, self._kv_puller, self._is_open, self._reject, self._note_adapter
+        )
         self._epoch_events = EpochEvents()
         self._warm_requests = WarmRequests(engine, self._kv_puller, self._epoch_events)
         self._migration_target = MigrationTarget(
@@ -254,6 +260,15 @@ class EngineService:
         self._forget([request])
         await self._kv_puller.done([request])
         await self._send_error(request, frontend, why, refused=refused, fault=fault)
+
+    def _note_adapter(self, key: str, why: str | None) -> None:
+        """Announce that an adapter cannot be loaded; None: that it could. Former versions of it are forgotten."""
+        failed = self._context.announcer.presence.failed_adapters
+        if why is None and key not in failed:
+            return
+        others = {each: known for each, known in failed.items() if adapter_name(each) != adapter_name(key)}
+        newest = dict(list(others.items())[1 - _FAILED_ADAPTERS :])
+        self._context.announcer.update(failed_adapters=newest if why is None else {**newest, key: why})
 
     def _is_open(self, request: RequestEpoch) -> bool:
         return self._outbox.get(request) is not None

@@ -157,6 +157,14 @@ class BadRequestError(RequestError):
     """A request's client asks for something that no worker can do."""
 
 
+class AdapterError(BadRequestError):
+    """The adapter that a request asks for cannot be loaded, whoever asks. `reason`: for its owner, with folders."""
+
+    def __init__(self, cause: str, reason: str) -> None:
+        super().__init__(cause)
+        self.reason = reason
+
+
 def one_line(error: BaseException) -> str:
     """Return the text of an error that is none of these in one line, of at most 400 characters."""
     return " ".join(str(error).split())[:400] or type(error).__name__

@@ -49,7 +49,9 @@ class TruncatedWeightsError(UsageError):
     """A file with weights is shorter or longer than its header says, or its header cannot be read."""
 
 
-class _Tensor(msgspec.Struct):
+class Tensor(msgspec.Struct):
+    """What the header of a safetensors file says of a tensor. `data_offsets`: first byte and end in the data."""
+
     dtype: str
     shape: list[int]
     data_offsets: tuple[int, int]
@@ -121,16 +123,17 @@ def weight_facts(files: Iterable[Path], quantized: bool) -> WeightFacts | None:
     if files[0].suffix != ".safetensors":
         return WeightFacts(sum(sizes))
     elements: Counter[str] = Counter()
-    for file, size in zip(files, sizes, strict=True):
-        elements.update(_elements(file, size))
+    for file in files:
+        elements.update(_elements(file))
     packed = quantized and not _PACKED.isdisjoint(elements)
     most = max(elements, key=lambda dtype: elements[dtype], default=None)
     dtype = _DTYPES.get(most) if most else None
     return WeightFacts(sum(sizes), None if packed else sum(elements.values()), dtype)
 
 
-def _elements(file: Path, size: int) -> Counter[str]:
-    """Number of elements of each data type in a safetensors file of so many bytes."""
+def read_tensors(file: Path) -> Mapping[str, Tensor]:
+    """The tensors of a safetensors file by name. Raises TruncatedWeightsError if the file is not whole, OSError."""
+    size = file.stat().st_size
     tensors, header_bytes = _header(file, size)
     end = max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
     expected = 8 + header_bytes + end
@@ -139,13 +142,18 @@ def _elements(file: Path, size: int) -> Counter[str]:
             f"{file} has {size:,} bytes, and its header says {expected:,}: it was not fetched or copied to the end",
             "fetch the file again",
         )
+    return tensors
+
+
+def _elements(file: Path) -> Counter[str]:
+    """Number of elements of each data type in a safetensors file."""
     elements: Counter[str] = Counter()
-    for tensor in tensors.values():
+    for tensor in read_tensors(file).values():
         elements[tensor.dtype] += math.prod(tensor.shape)
     return elements
 
 
-def _header(file: Path, size: int) -> tuple[Mapping[str, _Tensor], int]:
+def _header(file: Path, size: int) -> tuple[Mapping[str, Tensor], int]:
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
@@ -155,7 +163,7 @@ def _header(file: Path, size: int) -> tuple[Mapping[str, _Tensor], int]:
     try:
         entries = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
         return {
-            name: msgspec.json.decode(entry, type=_Tensor) for name, entry in entries.items() if name != "__metadata__"
+            name: msgspec.json.decode(entry, type=Tensor) for name, entry in entries.items() if name != "__metadata__"
         }, length
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _unreadable(file, size, raw) from error

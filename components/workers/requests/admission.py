@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from components.workers.kv_puller import KvPuller
-from dynamo_local.core.errors import BadRequestError, EngineError, RequestError
+from dynamo_local.core.errors import AdapterError, BadRequestError, EngineError, RequestError
 from dynamo_local.core.messages.tokens import Fault
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Engine, PulledPrefix
@@ -26,7 +26,8 @@ class Reject(Protocol):
 
 
 class Admission:
-    """Submits requests to one engine. `wanted` says whether a request has not been cancelled meanwhile."""
+    """Submits requests to one engine. `wanted` says whether a request has not been cancelled meanwhile.
+    `note_adapter(key, why)` is told that an adapter cannot be loaded, or was used (None)."""
 
     def __init__(
         self,
@@ -35,12 +36,14 @@ class Admission:
         puller: KvPuller,
         wanted: Callable[[RequestEpoch], bool],
         reject: Reject,
+        note_adapter: Callable[[str, str | None], None],
     ) -> None:
         self._tasks = tasks
         self._engine = engine
         self._kv_puller = puller
         self._wanted = wanted
         self._reject = reject
+        self._note_adapter = note_adapter
         self._submitting = 0
         """Requests that are being put to the engine, some of which may have been cancelled meanwhile."""
 
@@ -105,6 +108,9 @@ class Admission:
     async def _put(self, request: RequestEpoch, work: Submit, pulled: PulledPrefix | None) -> None:
         try:
             await self._engine.submit(work, pulled)
+        except AdapterError as error:
+            self._note_adapter(work.adapter or "", error.reason)
+            await self._reject(request, work.frontend, str(error), fault="request")
         except BadRequestError as error:
             await self._reject(request, work.frontend, str(error), fault="request")
         except RequestError as error:
@@ -117,6 +123,8 @@ class Admission:
             _log.exception("request %s could not be submitted to the engine", request)
             await self._reject(request, work.frontend, "the engine could not take the request")
         else:
+            if work.adapter is not None:
+                self._note_adapter(work.adapter, None)
             if not self._wanted(request):
                 # It was cancelled before the engine knew of it, so that the engine ignored that.
                 await self._engine.cancel([request])

@@ -185,6 +185,8 @@ class Presence(msgspec.Struct, frozen=True, omit_defaults=True):
     quiet: bool = False
     machine: str = ""
     """Machine of the process (state/machine/identity.py); empty: not known."""
+    failed_adapters: dict[str, str] = {}
+    """LoRA adapters that the worker cannot load as they are, by `ServedAdapter.key`, each with the reason."""
     up_s: float | None = None
     """In messages, instead of `started_at`: for how long the process had been running."""
     v: int = VERSION

@@ -81,6 +81,7 @@ def launch(
     parsed = engine_parser().parse_args(to_argv(config, engine_schema()))
     configured = build_settings(AdapterSettings, "the engine", config).adapters
     adapters = Adapters(configured, enabled=bool(parsed.enable_lora), listed=listed)
+    adapters.check(parsed.model)
 
     def configuration(transfer: Any = None) -> Any:
         # vLLM changes some of them in place.

@@ -1,4 +1,4 @@
-"""The LoRA adapters of a server's endpoints: what their folders say, and which revisions have room for them."""
+"""The LoRA adapters of a server's endpoints: what is wrong with them, and which revisions have room for them."""
 
 from __future__ import annotations
 
@@ -41,36 +41,48 @@ class AdaptersOfBase:
 
 
 class AdapterFolders:
-    """What is known of adapters from their files: their ranks, and what is wrong with them."""
+    """What is known of adapters from their files, and from workers that have tried to load them: their ranks, and what
+    is wrong with them."""
 
-    def __init__(self, kept: KeptRegistry, happened: Callable[[str, str, str], None], *, on_cpu: bool) -> None:
-        """`happened(endpoint, what, why)`: for the event log and the terminal."""
+    def __init__(
+        self,
+        kept: KeptRegistry,
+        run_of: Callable[[str], EndpointRun | None],
+        happened: Callable[[str, str, str], None],
+        *,
+        on_cpu: bool,
+    ) -> None:
+        """`run_of`: what runs for an endpoint with workers. `happened(endpoint, what, why)`: for the event log and the
+        terminal."""
         self._kept = kept
+        self._run_of = run_of
         self._happened = happened
         self.on_cpu = on_cpu
         self._ranks: dict[str, int] = {}
         self._wrong: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Look at the folders now and then, until cancelled."""
+        """Look at all adapters now and then, until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(_EVERY_S)
 
     async def look(self) -> None:
-        """Look at all folders."""
-        adapters = _adapters(self._kept.current)
+        """Look at all adapters: their folders, and what workers tell of them."""
+        adapters = _adapters(self._kept.current, self._run_of)
         found = await asyncio.to_thread(_look, adapters)
-        for (adapter, _), rank in zip(adapters, found, strict=True):
+        for (adapter, base, _), rank in zip(adapters, found, strict=True):
             entry = self._kept.current.entries.get(adapter.name)
             if entry is not None and entry.spec == adapter:
-                self._note(adapter, rank)
+                why = self._told_by_workers(entry, base.name) if isinstance(rank, int) else ""
+                self._note(adapter, why or rank)
         for name in self._wrong.keys() - self._kept.current.entries.keys():
             del self._wrong[name]
 
     async def read(self, adapter: EndpointSpec, base: EndpointSpec) -> None:
-        """Look at the folder of an adapter that is ordered. Raises UsageError if it has none."""
-        self._ranks[adapter.model] = await asyncio.to_thread(rank_of, adapter, base)
+        """Look at the folder of an adapter that is ordered. Raises UsageError if it cannot be served on that base."""
+        folder = _model_folder(self._run_of(base.name))
+        self._ranks[adapter.model] = await asyncio.to_thread(rank_of, adapter, base, folder)
         self._wrong.pop(adapter.name, None)
 
     def ranks(self, registry: Registry, base: str, ordered: EndpointSpec | None = None) -> dict[str, int]:
@@ -111,29 +123,42 @@ class AdapterFolders:
     def _served(self, spec: EndpointSpec, ranks: Ranks) -> frozenset[str]:
         return frozenset(served_on(spec, ranks, on_cpu=self.on_cpu))
 
+    def _told_by_workers(self, entry: Entry, base: str) -> str:
+        """Why a worker cannot load the adapter; empty if none has said so."""
+        run = self._run_of(base)
+        why = None if run is None else run.failed_adapters.get(_served_adapter(entry).key)
+        return "" if why is None else f"a worker cannot load it: {why}"
+
     def _note(self, adapter: EndpointSpec, found: int | str) -> None:
         before = self._wrong.get(adapter.name)
         if isinstance(found, int):
             self._ranks[adapter.model] = found
             if self._wrong.pop(adapter.name, None) is not None:
-                self._happened(adapter.name, "its folder is there again", "")
+                self._happened(adapter.name, "may be loaded again", "")
         elif found != before:
             self._wrong[adapter.name] = found
             self._happened(adapter.name, "failed", found)
 
 
-def _adapters(registry: Registry) -> list[tuple[EndpointSpec, EndpointSpec]]:
-    """All adapters, each with its base."""
+def _adapters(
+    registry: Registry, run_of: Callable[[str], EndpointRun | None]
+) -> list[tuple[EndpointSpec, EndpointSpec, str]]:
+    """All adapters, each with its base, and the folder of that one's model as far as it is known."""
     specs = [entry.spec for entry in registry.entries.values()]
-    return [(spec, registry.entry(spec.adapter_of).spec) for spec in specs if spec.adapter_of is not None]
+    bases = [(spec, registry.entry(spec.adapter_of).spec) for spec in specs if spec.adapter_of is not None]
+    return [(spec, base, _model_folder(run_of(base.name))) for spec, base in bases]
 
 
-def _look(adapters: Sequence[tuple[EndpointSpec, EndpointSpec]]) -> list[int | str]:
+def _model_folder(run: EndpointRun | None) -> str:
+    return "" if run is None else run.model_folder
+
+
+def _look(adapters: Sequence[tuple[EndpointSpec, EndpointSpec, str]]) -> list[int | str]:
     """The rank of each, or what is wrong with it. Blocks."""
     found: list[int | str] = []
-    for adapter, base in adapters:
+    for adapter, base, folder in adapters:
         try:
-            found.append(rank_of(adapter, base))
+            found.append(rank_of(adapter, base, folder))
         except UsageError as error:
             found.append(error.cause)
     return found

@@ -229,6 +229,17 @@ class EndpointRun:
         )
 
     @property
+    def model_folder(self) -> str:
+        """The folder of the model of the revision that answers, or is to answer first; empty: it is not known."""
+        run = self._revisions.get(self.entry.revision if self.takes is None else self.takes)
+        return "" if run is None else run.model_folder
+
+    @property
+    def failed_adapters(self) -> Mapping[str, str]:
+        """The adapters that one of its workers cannot load, by `ServedAdapter.key`, each with the reason."""
+        return {key: why for run in self._revisions.values() for key, why in run.failed_adapters.items()}
+
+    @property
     def spec_that_takes(self) -> EndpointSpec:
         """What the revision runs that takes requests; what is ordered, if none does."""
         return self.entry.spec if self.takes is None else self._spec_of(self.takes)

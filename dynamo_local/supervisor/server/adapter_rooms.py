@@ -9,16 +9,22 @@ from dynamo_local.core.endpoints.adapters import with_room
 from dynamo_local.core.endpoints.registry import Registry
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import UsageError
-from dynamo_local.model.adapter import read_rank
+from dynamo_local.model.adapter import check_adapter, read_base
 from state.devices.allocation import Inventory
 
 
-def rank_of(adapter: EndpointSpec, base: EndpointSpec) -> int:
-    """The rank of an adapter; 0 if it is not known. Raises UsageError if it is none. Blocks.
+def rank_of(adapter: EndpointSpec, base: EndpointSpec, model_folder: str = "") -> int:
+    """The rank of an adapter; 0 if it is not known. `model_folder`: of the base, empty if it is only known by its spec.
+    Raises UsageError if the adapter is none, cannot be loaded, or does not fit the base's weights. Blocks.
 
-    Mockers look at no files.
+    Mockers look at no files. A base of the hub may not be here yet: then it is not compared.
     """
-    return read_rank(adapter.name, Path(adapter.model).expanduser()) if base.engine == "vllm" else 0
+    if base.engine != "vllm":
+        return 0
+    folder = Path(model_folder or base.model)
+    return check_adapter(
+        adapter.name, Path(adapter.model).expanduser(), read_base(folder) if folder.is_absolute() else None
+    )
 
 
 def on_cpu(inventory: Inventory) -> bool:

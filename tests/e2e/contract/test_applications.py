@@ -439,3 +439,30 @@ async def test_what_is_wrong_with_a_body_is_told_in_sentences_and_in_the_shape_o
     assert (await ask("/v1/messages", model="other")).error["type"] == "not_found_error"
     assert "the body is not JSON" in (await ask("/tokenize", b"{")).error["message"]
     assert (await ask("/detokenize", tokens=[65, 262])).status == 200
+
+
+async def test_a_chat_template_that_cannot_be_read_fails_the_model_and_one_that_refuses_a_request_does_not(
+    start: Start, tmp_path: Path
+) -> None:
+    # vLLM keeps templates by their paths.
+    unended, unknown, refusing = (tmp_path / f"{name}.jinja" for name in ("unended", "unknown", "refusing"))
+    unended.write_text("{% for m in messages %}{{ m.content }}")
+    unknown.write_text("\n{{ messages | shortened }}")
+    refusing.write_text("{{ raise_exception('roles must alternate') }}")
+    for file, why in (
+        (unended, r"Unexpected end of template\. .* \(line 1\); mend it"),
+        (unknown, r"No filter named 'shortened'\. \(line 2\); mend it"),
+    ):
+        with pytest.raises(EngineError, match=f"the chat template cannot be read: {why}"):
+            await start("a", **{"chat-template": str(file)})
+    model = await start("a", **{"chat-template": str(refusing)})
+    chat = {"model": "a", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    answer = await model.client.post("/v1/chat/completions", json=chat)
+    assert answer.status_code == 400
+    assert "roles must alternate" in answer.json()["error"]["message"]
+    assert await model.says() == "AAA"
+
+
+async def test_a_parser_that_the_tokenizer_does_not_suit_fails_the_model(start: Start) -> None:
+    with pytest.raises(EngineError, match="could not locate think start/end tokens in the tokenizer"):
+        await start("a", **{"reasoning-parser": "deepseek_r1"})

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo_local.core.errors import EngineError, RequestError
+from dynamo_local.core.errors import AdapterError, EngineError, RequestError
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
@@ -34,18 +34,21 @@ class Core:
     def __init__(self) -> None:
         self.loaded: dict[int, str] = {}
         self.loads = 0
+        self.removed: list[int] = []
 
     async def add_lora_async(self, request: LoRARequest) -> bool:
         await asyncio.sleep(0)
         self.loads += 1
         if "broken" in request.lora_path:
-            raise ValueError("rank 64 is greater than max_lora_rank 16")
+            of_worker = f"Worker failed with error '{request.lora_path}: rank 64 is\n greater than 16'"
+            raise ValueError(f"Call to add_lora method failed: {of_worker}, please check the stack trace above")
         self.loaded[request.lora_int_id] = request.lora_name
         return True
 
     async def remove_lora_async(self, number: int) -> bool:
         await asyncio.sleep(0)
-        del self.loaded[number]
+        self.loaded.pop(number, None)
+        self.removed.append(number)
         return True
 
 
@@ -194,10 +197,12 @@ async def test_one_that_cannot_be_loaded_is_tried_again_when_it_has_changed(tmp_
     worker = Worker()
     worker.listed.change(pirate=folder(tmp_path, "broken", b"1"))
     for _ in range(3):
-        with pytest.raises(RequestError, match="the adapter pirate cannot be loaded") as failed:
+        with pytest.raises(AdapterError) as failed:
             await worker.ask("pirate")
-        assert str(tmp_path) not in str(failed.value)
+        assert str(failed.value) == "the adapter pirate cannot be loaded: its folder: rank 64 is greater than 16"
+        assert failed.value.reason == f"{tmp_path}/broken: rank 64 is greater than 16"
     assert worker.core.loads == 1
+    assert worker.core.removed == [1], "what was half loaded keeps no slot"
     worker.listed.change(pirate=tmp_path / "absent")
     with pytest.raises(RequestError, match="the adapter pirate cannot be read"):
         await worker.ask("pirate")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo_local.core.errors import EngineError, RequestError
+from dynamo_local.core.errors import EngineError, RequestError, UsageError
 from dynamo_local.core.messages.work import Submit
 from dynamo_local.engine.vllm.requests.adapters import Adapter
+from dynamo_local.model.adapter import check_adapter
+from tests.unit.adapter_files import FINE, Q_PROJ, adapter, tensors
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
@@ -19,6 +24,7 @@ import torch
 from vllm import SamplingParams
 from vllm.config import CacheConfig, LoRAConfig
 from vllm.lora.ops.torch_ops import bgmv_shrink
+from vllm.lora.peft_helper import PEFTHelper
 from vllm.v1.engine import EngineCoreRequest
 
 from dynamo_local.engine.vllm.kv.block_hashes import BlockHasher
@@ -98,6 +104,50 @@ async def test_an_adapter_that_cannot_be_loaded_is_named() -> None:
 
     with pytest.raises(EngineError, match=r"the adapter pirate in /adapters/pirate cannot be loaded: LoRA rank 64"):
         await ADAPTERS.load(SimpleNamespace(add_lora_async=fail))
+
+
+def test_a_configured_adapter_of_another_model_is_named(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "pirate")
+    configured = Adapters([Adapter("pirate", str(folder))], enabled=True)
+    configured.check("org/name")
+    tensors(tmp_path / "model.safetensors", {f"model.{Q_PROJ}.weight": (64, 48)})
+    with pytest.raises(EngineError, match=f"adapter pirate: {folder} changes .* one of 64 x 48"):
+        configured.check(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {}, {"bias": "all"}, {"lora_alpha": None}, {"r": 0}, {"r": "8"}, {"rank_pattern": {"q_proj": 0}},
+        {"use_dora": True}, {"lora_bias": True}, {"alora_invocation_tokens": [1]}, {"layer_replication": [[0, 1]]},
+        {"use_bdlora": {"a": 1}}, {"use_qalora": True}, *({"modules_to_save": [head]} for head in ("lm_head", "score")),
+        *({"init_lora_weights": init} for init in ("pissa", "olora", "gaussian", "eva", "mica", True)),
+        {"use_rslora": True}, {"alpha_pattern": {"q_proj": 2.5}}, {"target_parameters": ["experts"]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_adapters_settings_are_refused_exactly_where_vllm_refuses_them(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    def taken(load: Callable[[], object], error: type[Exception]) -> bool:
+        with suppress(error):
+            load()
+            return True
+        return False
+
+    config = {**FINE, **changed}
+    folder = adapter(tmp_path / "a", config)
+    by_vllm = taken(lambda: PEFTHelper.from_dict(config).validate_legal(LoRAConfig()), Exception)
+    assert taken(lambda: check_adapter("a", folder), UsageError) == by_vllm
+
+
+def test_vllm_reads_no_other_settings_of_an_adapter() -> None:
+    """What a new one means is to be known to model/adapter.py."""
+    assert {each.name for each in dataclasses.fields(PEFTHelper)} == {
+        "r", "lora_alpha", "target_modules", "bias", "modules_to_save", "use_rslora", "use_dora", "lora_bias",
+        "init_lora_weights", "alora_invocation_tokens", "layer_replication", "use_bdlora", "use_qalora", "rank_pattern",
+        "alpha_pattern", "vllm_lora_scaling_factor", "vllm_max_position_embeddings",
+    }  # fmt: skip
 
 
 def test_on_a_cpu_requests_without_an_adapter_get_that_of_the_last_slot() -> None:

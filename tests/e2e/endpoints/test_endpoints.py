@@ -185,6 +185,7 @@ def test_adapters_come_and_go_beside_their_base(
     assert {"pirate", "robot"} <= {model["id"] for model in http.get("/v1/models").json()["data"]}
     robot = tell(http, "robot")
     assert len({undisturbed["chat"], pirate, robot}) == 3
+    refuse_what_cannot_be_loaded(endpoints, http, tmp_path)
     begun.clear()
     with ThreadPoolExecutor(1) as pool:
         stream = pool.submit(tell, http, "robot", begun)
@@ -198,6 +199,24 @@ def test_adapters_come_and_go_beside_their_base(
         endpoints.command("endpoint", "update", "chat", "--set", "args.enable-lora=false")
     for name in ("pirate", "robot"):
         endpoints.command("endpoint", "delete", name, "--yes")
+
+
+def refuse_what_cannot_be_loaded(server: LlmServer, http: httpx.Client, root: Path) -> None:
+    """What files tell is refused when it is ordered; what vLLM alone knows fails the adapter at its first request."""
+    with pytest.raises(AssertionError, match="has use_dora: true"):
+        create_adapter(server, "late", make_adapter(root / "dora", 4, use_dora=True))
+    create_adapter(server, "late", make_adapter(root / "late", 5, within=""))
+    reason = "none of its tensors is for a module of the model"
+    for _ in range(2):
+        answer = http.post("/v1/completions", json={"model": "late", "prompt": "a", "max_tokens": 1})
+        assert (answer.status_code, answer.headers.get("retry-after")) == (400, None)
+        assert answer.json()["error"]["message"].startswith(f"the adapter late cannot be loaded: {reason}")
+    eventually(lambda: get(server, "late")["status"]["state"] == "failed", "it has not failed", PATIENCE_S)
+    assert get(server, "late")["status"]["reason"].startswith(f"a worker cannot load it: {reason}")
+    events = map(json.loads, server.command("events", "--json").splitlines())
+    failures = [one["why"] for one in events if (one.get("endpoint"), one["what"]) == ("late", "failed")]
+    assert [reason in why for why in failures] == [True]
+    server.command("endpoint", "delete", "late", "--yes")
 
 
 def test_an_update_rolls_under_a_stream(

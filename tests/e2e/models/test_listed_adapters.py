@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dynamo_local.core.errors import RequestError
+from dynamo_local.core.errors import AdapterError, RequestError
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import Submit
 from dynamo_local.engine.vllm.engine import VllmEngine
@@ -101,6 +101,21 @@ async def test_adapters_come_and_go_while_the_engine_runs(own_servers: None, tmp
             assert prefix is not None
             prints.append((prefix.fingerprint, prefix.hashes[0]))
         assert not set(prints[0]) & set(prints[1])
+
+        # What cannot be loaded says why, and keeps no slot of those that can.
+        other = make_adapter(tmp_path / "other", 4, within="")
+        dora = make_adapter(tmp_path / "dora", 5, use_dora=True)
+        for folder, why in (
+            (other, "none of its tensors is for a module of the model (such as layers.0.self_attn"),
+            (dora, "vLLM does not yet support DoRA."),
+        ):
+            listed.change(pirate=folder)
+            for _ in range(2):
+                with pytest.raises(AdapterError) as failed:
+                    await asking.ask("pirate")
+                assert str(failed.value).startswith(f"the adapter pirate cannot be loaded: {why}")
+        listed.change(pirate=one)
+        assert (await asking.ask("pirate"))[0] == of_one
 
         listed.change(pirate=one, robot=two, parrot=make_adapter(tmp_path / "three", 3))
         assert (await asking.ask("pirate"))[0] == of_one

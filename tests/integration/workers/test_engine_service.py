@@ -6,13 +6,14 @@ import asyncio
 import dataclasses
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import msgspec
 import pytest
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec
-from dynamo_local.core.errors import EngineError, RequestError
+from dynamo_local.core.errors import AdapterError, EngineError, RequestError
 from dynamo_local.core.messages.presence import ClassUsage, Load, Presence
 from dynamo_local.core.messages.tokens import Array, Logprobs, TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch
@@ -175,6 +176,32 @@ async def test_a_request_that_the_engine_cannot_take_fails_alone(
     engine.submit_raises = None
     await frontend.dispatcher.submit(request("r2"))
     assert (await engine.submitted.get()).request_id == "r2"
+
+
+async def test_an_adapter_that_cannot_be_loaded_is_announced_and_no_request_is_to_come_again(
+    frontend: FakeFrontend, engine: ScriptedEngine
+) -> None:
+    def failed() -> dict[str, str]:
+        return {key: why for one in frontend.fleet.view.members() for key, why in one.failed_adapters.items()}
+
+    def failed_are(announced: dict[str, str]) -> bool:
+        return failed() == announced
+
+    for number, version in enumerate(("1.1", "1.2")):
+        engine.submit_raises = AdapterError("the adapter pirate cannot be loaded: DoRA", f"/pirate: DoRA ({version})")
+        await frontend.dispatcher.submit(request(f"r{number}", adapter=f"pirate@{version}"))
+        failure = await frontend.output()
+        assert (failure.finish, failure.fault) == ("error", "request")
+        assert failure.error == "the adapter pirate cannot be loaded: DoRA"
+        # A former version is told of no more.
+        announced = {f"pirate@{version}": f"/pirate: DoRA ({version})"}
+        await until(partial(failed_are, announced))
+    engine.submit_raises = None
+    await frontend.dispatcher.submit(request("r2", adapter="robot@1.1"))
+    await asyncio.wait_for(engine.submitted.get(), DEADLINE_S)
+    assert list(failed()) == ["pirate@1.2"]
+    await frontend.dispatcher.submit(request("r3", adapter="pirate@1.2"))
+    await until(partial(failed_are, {}))
 
 
 async def test_an_engine_that_died_sends_requests_to_another_worker(

@@ -182,7 +182,30 @@ async def _give_state(built: _Built) -> None:
 
     tasks = await built.llm.get_supported_tasks()
     await init_app_state(built.llm, built.app.state, built.args, tasks)
+    if "generate" in tasks:
+        _check_chat_template(built)
     name_roots(built.app)
+
+
+def _check_chat_template(built: _Built) -> None:
+    """Raise EngineError for a chat template that cannot be read. vLLM would tell the client of each chat that its
+    request is wrong."""
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils import chat_template_utils
+    from vllm.renderers.hf import HfRenderer, resolve_chat_template
+
+    online = built.app.state.online_renderer
+    renderer = online.renderer
+    if not isinstance(renderer, HfRenderer) or renderer.tokenizer is None:
+        return
+    model = built.llm.model_config
+    template = resolve_chat_template(renderer.tokenizer, online.chat_template, None, model_config=model)
+    try:
+        if template is not None:
+            chat_template_utils._compile_jinja_template(template)
+    except TemplateSyntaxError as error:
+        why = f"the chat template cannot be read: {error.message} (line {error.lineno})"
+        raise EngineError(why, "mend it, or name another one by chat-template") from error
 
 
 async def _note_content(hashing: Any, number: int, adapter: ServedAdapter) -> None:

@@ -117,6 +117,10 @@ _USED: Mapping[str, Patch] = {
             "vllm.entrypoints.launchers.app:build_app(args, supported_tasks, model_config, ...)",
             "vllm.entrypoints.launchers.api_server.app_state:init_app_state"
             "(engine_client, state, args, supported_tasks)",
+            "vllm.entrypoints.launchers.api_server.app_state~state.online_renderer = OnlineRenderer(",
+            "vllm.renderers.hf:HfRenderer",
+            "vllm.renderers.hf:resolve_chat_template(tokenizer, chat_template, tools, model_config)",
+            "vllm.renderers.hf~hf_chat_utils._compile_jinja_template(chat_template)",
             "vllm.entrypoints.launchers.launcher:NoSignalServer",
             "vllm.entrypoints.launchers.cli_args:make_arg_parser(parser)",
             "vllm.entrypoints.launchers.cli_args:validate_parsed_serve_args(args)",
@@ -361,6 +365,20 @@ _REQUESTS: Mapping[str, Patch] = {
             "vllm.v1.structured_output.request:StructuredOutputRequest.grammar",
         ),
         without="an urgent request waits in an engine all of whose slots are taken",
+    ),
+    "adapters that fit nothing": Patch(
+        file="patches/requests/adapter_fit.py",
+        why="an adapter of which no tensor is for a module of the model is loaded, and the model alone answers",
+        test="tests/e2e/models/test_listed_adapters.py::test_adapters_come_and_go_while_the_engine_runs",
+        on="CPU and GPU",
+        replaces=("vllm.lora.model_manager:LoRAModelManager._create_merged_loras_inplace(self, lora_model)",),
+        uses=(
+            "vllm.lora.model_manager:LoRAModelManager._get_lora_layer_weights(self, lora_model, module_name)",
+            "vllm.lora.model_manager~self.modules[module_name] = module",
+            "vllm.lora.lora_model~self.modules_to_save = modules_to_save or {}",
+            "vllm.distributed:get_pp_group()",
+        ),
+        without="an adapter that was trained for a model of other names is answered by the model alone",
     ),
     "deadlines of grammars": Patch(
         file="patches/requests/grammar_deadline.py",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import re
 from collections.abc import Callable, Collection, Hashable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from dynamo_local.core.errors import EngineError, RequestError
+from dynamo_local.core.errors import AdapterError, EngineError, RequestError
 from dynamo_local.core.messages.endpoints import adapter_name
 from dynamo_local.engine.vllm.requests.adapters import ListAdapters
 from dynamo_local.model.files import files_identity
@@ -26,6 +27,13 @@ from dynamo_local.model.files import files_identity
 _log = logging.getLogger(__name__)
 
 _DIGEST_CHARACTERS = 16
+_LONGEST_CAUSE = 400
+_SHORT_CHARACTERS = 200
+"""Characters of what vLLM says of an adapter that clients are told."""
+_CALL_FAILED = re.compile(
+    r"(?:Call to add_lora method failed: )?(?:Worker failed with error '(.*)', please check the stack trace .*|(.*))"
+)
+"""The text of an error as vLLM's engine core has it of a worker, with what both put around it."""
 
 ROOM_WITHIN_S = 300.0
 """For requests of an adapter that was deleted or replaced to end, where a new one needs its slot: as long as requests
@@ -53,8 +61,8 @@ class ListedAdapters:
         self._current: dict[str, tuple[Hashable, LoRARequest]] = {}
         """By name, each with the version of the list by which it is known to be the right one."""
         self._loaded: dict[int, LoRARequest] = {}
-        self._failed: set[str] = set()
-        """Names in the engine core of contents that cannot be loaded."""
+        self._failed: dict[str, str] = {}
+        """Why contents cannot be loaded, by their names in the engine core."""
 
     def get(self, name: str) -> LoRARequest | None:
         """Return the adapter if it is loaded."""
@@ -65,7 +73,8 @@ class ListedAdapters:
         """Have the engine core load the adapter, unless it has it, or it is not listed. `in_use`: numbers of adapters
         of requests under way. Where these keep a slot for an adapter that is not listed any more, wait for it.
 
-        Raises RequestError if it cannot be loaded, EngineError if the engine core is dead.
+        Raises AdapterError if it cannot be loaded as it is, RequestError if not now, EngineError if the engine core is
+        dead.
         """
         try:
             async with asyncio.timeout(self._room_within_s):
@@ -121,8 +130,8 @@ class ListedAdapters:
         folders: Mapping[str, str],
         in_use: Callable[[], Collection[int]],
     ) -> LoRARequest:
-        if request.lora_name in self._failed:
-            raise _not_loaded(name)
+        if (why := self._failed.get(request.lora_name)) is not None:
+            raise _not_loaded(name, request.lora_path, why)
         if self.room is not None and len(self._loaded) >= self.room:
             self._current.pop(name, None)
             await self._drop_stale(core, folders, in_use)
@@ -138,11 +147,12 @@ class ListedAdapters:
         except EngineDeadError as error:
             raise EngineError("vLLM's engine process died", "the worker's log has the details") from error
         except Exception as error:
-            # vLLM promises nothing about what it raises here. The client is not told of folders.
-            why = " ".join(str(error).split())
+            # vLLM promises nothing about what it raises here.
+            why = self._failed[request.lora_name] = _cause(error)
             _log.error("the adapter %s in %s cannot be loaded: %s", name, request.lora_path, why)
-            self._failed.add(request.lora_name)
-            raise _not_loaded(name) from error
+            # It may have been half loaded, and would keep a slot.
+            await core.remove_lora_async(request.lora_int_id)
+            raise _not_loaded(name, request.lora_path, why) from error
         await self._check_unchanged(request, name, core)
         self._loaded[request.lora_int_id] = request
         _log.info("adapter %s was loaded as %s", name, request.lora_name)
@@ -171,8 +181,16 @@ class ListedAdapters:
             await core.remove_lora_async(number)
 
 
-def _not_loaded(name: str) -> RequestError:
-    return RequestError(f"the adapter {adapter_name(name)} cannot be loaded", "the worker's log says why")
+def _cause(error: Exception) -> str:
+    found = _CALL_FAILED.fullmatch(" ".join(str(error).split()))
+    text = "" if found is None else found[1] or found[2]
+    return text[:_LONGEST_CAUSE] or type(error).__name__
+
+
+def _not_loaded(name: str, folder: str, why: str) -> AdapterError:
+    # The client is not told of folders.
+    short = why.replace(folder, "its folder")[:_SHORT_CHARACTERS]
+    return AdapterError(f"the adapter {adapter_name(name)} cannot be loaded: {short}", why)
 
 
 def name_of_content(name: str, folder: str) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 from vllm.lora.request import LoRARequest
 from vllm.lora.utils import get_adapter_absolute_path
 
 from dynamo_local.core.endpoints.adapters import SLOTS
-from dynamo_local.core.errors import EngineError, RequestError
+from dynamo_local.core.errors import EngineError, RequestError, UsageError
 from dynamo_local.core.messages.endpoints import adapter_name
 from dynamo_local.engine.vllm.requests.adapters import Adapter, ListAdapters
 from dynamo_local.engine.vllm.requests.listed_adapters import ListedAdapters
+from dynamo_local.model.adapter import check_adapter, read_base
 
 
 class Adapters:
@@ -85,6 +87,15 @@ class Adapters:
             self.listed.room = args.max_loras - 1 - len(self._requests)
         if args.max_cpu_loras is not None:
             args.max_cpu_loras = max(args.max_cpu_loras, args.max_loras)
+
+    def check(self, model: str) -> None:
+        """Raise EngineError for an adapter that vLLM would not load, or that does not fit the model in this folder."""
+        base = read_base(Path(model))
+        for request in self._requests.values():
+            try:
+                check_adapter(request.lora_name, Path(request.lora_path), base)
+            except UsageError as error:
+                raise EngineError(error.cause, "see lora-modules") from error
 
     async def load(self, core: Any) -> None:
         """Have the engine core load all of them, as far as it has room. Raises EngineError for one that it cannot."""

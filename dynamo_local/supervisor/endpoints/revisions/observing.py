@@ -119,6 +119,11 @@ def served_by(view: FleetView) -> int:
     return sum(0 if one.counts is None else one.counts.requests or 0 for one in view.members())
 
 
+def failed_adapters(view: FleetView) -> dict[str, str]:
+    """The adapters that a worker cannot load, by `ServedAdapter.key`, each with the reason."""
+    return {key: why for one in view.members() for key, why in one.failed_adapters.items()}
+
+
 def is_nearly_ready(view: FleetView) -> bool:
     """Whether the engine of a worker has started."""
     return any(one.engine is not None for one in view.members() if parse_watcher(one.watcher).revision)

@@ -23,6 +23,7 @@ from dynamo_local.supervisor.endpoints.revisions.observing import (
     RevisionWatch,
     Room,
     doing,
+    failed_adapters,
     frontends_of,
     is_nearly_ready,
     served_by,
@@ -114,6 +115,16 @@ class RevisionRun:
     def is_nearly_ready(self) -> bool:
         """Whether the engine of one of its workers has started."""
         return is_nearly_ready(self._view)
+
+    @property
+    def failed_adapters(self) -> Mapping[str, str]:
+        """The adapters that one of its workers cannot load, by `ServedAdapter.key`, each with the reason."""
+        return failed_adapters(self._view)
+
+    @property
+    def model_folder(self) -> str:
+        """The folder of its model; empty: it is not known."""
+        return "" if self.launched is None else next(iter(self.launched.files), "")
 
     @property
     def is_busy(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,13 @@ from dynamo_local.core.endpoints.spec import AdapterRoom, EndpointSpec
 from dynamo_local.core.errors import EndpointConflictError, UsageError
 from dynamo_local.supervisor.server.adapter_rooms import with_rooms
 from state.devices.allocation import cpu_slots
+from tests.unit import adapter_files
 
 SLOTS = cpu_slots(range(2), 2)
 
 
 def adapter(root: Path, name: str, rank: int, base: str = "chat") -> EndpointSpec:
-    folder = root / name
-    folder.mkdir()
-    (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
-    (folder / "adapter_model.safetensors").touch()
+    folder = adapter_files.adapter(root / name, rank=rank)
     return read_spec({"name": name, "model": str(folder), "adapter_of": base})
 
 

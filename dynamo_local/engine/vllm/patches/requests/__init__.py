@@ -1,4 +1,5 @@
-"""Patches of how an engine core and its workers treat requests: turns, slots, continuation, grammars, tokens."""
+"""Patches of how an engine core and its workers treat requests: turns, slots, continuation, grammars, tokens,
+adapters."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ def patch_requests() -> None:
 
     Imports vLLM and torch, hence the imports in here.
     """
+    from dynamo_local.engine.vllm.patches.requests.adapter_fit import refuse_adapters_of_other_models
     from dynamo_local.engine.vllm.patches.requests.continued import continue_requests
     from dynamo_local.engine.vllm.patches.requests.fair_waiting import have_requests_take_turns
     from dynamo_local.engine.vllm.patches.requests.grammar_deadline import limit_grammar_compilation
@@ -19,3 +21,4 @@ def patch_requests() -> None:
     separate_logprobs()
     have_requests_take_turns()
     have_urgent_requests_find_room()
+    refuse_adapters_of_other_models()
