@@ -1,6 +1,7 @@
-"""Errors of clients are left out of vLLM's log: the client has been told, and the server has no problem.
+"""vLLM's log in a frontend: requests are written to it on demand, and errors of clients never are.
 
-vLLM logs a traceback of several kilobytes for a request that it refuses while it streams.
+A client whose request is refused has been told, and the server has no problem. vLLM logs a traceback of several
+kilobytes for a request that it refuses while it streams.
 """
 
 from __future__ import annotations
@@ -8,6 +9,16 @@ from __future__ import annotations
 import logging
 
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
+
+_OF_REQUESTS = ("vllm.entrypoints.serve.utils.request_logger", "vllm.v1.engine.async_llm")
+
+
+def show_requests() -> None:
+    """Have vLLM's log hold requests and outputs, which are of level INFO. Of all else it holds what it held before."""
+    for name in _OF_REQUESTS:
+        logging.getLogger(name).setLevel(logging.INFO)
+    for handler in logging.getLogger("vllm").handlers:
+        handler.setLevel(min(handler.level, logging.INFO))
 
 
 def drop_clients_errors() -> None:
