@@ -25,12 +25,13 @@ _HEADS = "use max-header-bytes and max-headers"
 _UNTOLD = "leave it out: clients get tokens and log-probabilities only"
 _TEXT_ALONE = "leave it out: prompts are text or tokens, and others are refused"
 _CLOSED = "leave it out: the paths that it is for are closed"
+_UNREAD = "leave it out: nothing in vLLM acts on it"
 _ENGINES_STATISTICS = "leave it out: of engines there are dynamo_worker_* at /metrics"
 
 _MEDIA = (
     "allowed-local-media-path", "allowed-media-domains", "default-mm-loras", "enable-mm-embeds",
-    "enable-mm-processor-stats", "enable-prompt-embeds", "interleave-mm-strings", "media-io-kwargs",
-    "mm-hasher-algorithm", "mm-processor-cache-gb", "mm-processor-cache-type", "mm-shm-cache-max-object-size-mb",
+    "enable-prompt-embeds", "interleave-mm-strings", "media-io-kwargs", "mm-hasher-algorithm",
+    "mm-processor-cache-gb", "mm-processor-cache-type", "mm-shm-cache-max-object-size-mb",
     "trust-request-mm-kwargs",
 )  # fmt: skip
 """Arguments about what a prompt holds beside text. Those that change what an engine loads are settings."""
@@ -63,6 +64,7 @@ MANAGED: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("enable-elastic-ep", "elastic-ep-max-dp-size"), _PROCESSES),
         **dict.fromkeys(("cudagraph-metrics", "enable-mfu-metrics", "kv-cache-metrics"), _ENGINES_STATISTICS),
         "kv-cache-metrics-sample": _ENGINES_STATISTICS,
+        **dict.fromkeys(("collect-detailed-traces", "disable-cascade-attn", "max-parallel-loading-workers"), _UNREAD),
         "aggregate-engine-logging": "leave it out: each worker has a log of its own (dynamo logs)",
         "enable-sleep-mode": "use `dynamo endpoint park`, or sleep-after-s: workers sleep without it",
         "enable-tokenizer-info-endpoint": "read tokenizer_config.json in the model's folder, or ask /tokenize",

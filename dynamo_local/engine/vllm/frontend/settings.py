@@ -29,6 +29,7 @@ def parse(config: dict[str, Any]) -> Namespace:
     """Pass the configuration through vLLM's own parser and checks. Raises ConfigError."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.utils.import_utils import import_plugin
 
     parser = make_arg_parser(FlexibleArgumentParser())
     allowed = combine(engine_schema(), server_schema(), adapter_schema())
@@ -40,18 +41,10 @@ def parse(config: dict[str, Any]) -> Namespace:
     args.root_path = None
     try:
         validate_parsed_serve_args(args)
-        _import_parsers(args)
-    except (ImportError, OSError, SyntaxError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"vLLM refuses the frontend's configuration: {error}") from error
+    for plugin in (args.tool_parser_plugin, args.reasoning_parser_plugin):
+        # As vLLM's server does when it starts, which goes on if there is nothing to import.
+        if plugin and import_plugin(plugin) is None:
+            raise ConfigError(f"the parsers in {plugin} cannot be imported", "the log of the frontend says why")
     return args
-
-
-def _import_parsers(args: Namespace) -> None:
-    """Import the parsers of tool calls and reasoning that are the user's own, as vLLM's server does when it starts."""
-    from vllm.reasoning import ReasoningParserManager
-    from vllm.tool_parsers import ToolParserManager
-
-    if args.tool_parser_plugin:
-        ToolParserManager.import_tool_parser(args.tool_parser_plugin)
-    if args.reasoning_parser_plugin:
-        ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
