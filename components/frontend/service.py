@@ -151,7 +151,7 @@ class Frontend(Service):
         expose(self._samples, self._distributions)
         await self._metrics.start()
         context.tasks.spawn("http", _until_stopped(serving, lambda: self._draining))
-        announcer.update(url=_url(listener))
+        announcer.update(url=_url(listener, tls=bool(context.config.get("ssl-certfile"))))
 
     @async_on_shutdown
     async def stop(self) -> None:
@@ -281,9 +281,9 @@ def api_listener() -> socket.socket:
     return bind(os.environ.get(HTTP_HOST_ENV, "127.0.0.1"), int(os.environ.get(HTTP_PORT_ENV, "0")))
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, *, tls: bool) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://{host_in_url(host)}:{port}"
+    return f"{'https' if tls else 'http'}://{host_in_url(host)}:{port}"
 
 
 async def _until_stopped(serving: asyncio.Task[None], is_draining: Any) -> None:

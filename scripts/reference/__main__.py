@@ -1,4 +1,4 @@
-"""`python -m scripts.reference`: write docs/reference/cli.md and configuration.md from the code.
+"""`python -m scripts.reference`: write the pages of docs/reference that come from the code.
 
 With --check, compare them with the code instead, and fail if they differ.
 """
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.reference import command_line, configuration
+from scripts.reference import command_line, configuration, vllm_options
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -21,7 +21,11 @@ def main(arguments: Sequence[str], folder: Path = FOLDER) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.reference", description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare the files with the code, and write nothing")
     check = parser.parse_args(arguments).check
-    pages = {"cli.md": command_line.page(), "configuration.md": configuration.page(ROOT)}
+    pages = {
+        "cli.md": command_line.page(),
+        "configuration.md": configuration.page(ROOT),
+        "vllm-options.md": vllm_options.page(),
+    }
     changed = {name: text for name, text in pages.items() if _text(folder / name) != text}
     if check and changed:
         names = " and ".join(changed)

@@ -180,6 +180,11 @@ def _table(specs: list[VllmKey]) -> SchemaTable:
     return replace(keys, fixed=MANAGED, agreed=AGREED)
 
 
+def chooses_log(config: Mapping[str, Any]) -> bool:
+    """Return whether the configuration says what vLLM's log holds. Otherwise it begins at level WARNING."""
+    return any(config.get(name) is not None for name in LOGGING)
+
+
 def ranks_of(config: Mapping[str, Any]) -> int:
     """Among how many devices an engine with this configuration splits its model, or has copies of it."""
     return math.prod(config.get(size) or 1 for size in _SIZES)

@@ -22,7 +22,7 @@ from dynamo_local.core.http.asgi import App, Receive, Scope, Send
 from dynamo_local.core.http.bounds.request import RequestBounds
 from dynamo_local.core.messages.endpoints import ServedAdapter
 from dynamo_local.core.ports import Dispatcher, Progress
-from dynamo_local.engine.vllm.arguments import LOGGING
+from dynamo_local.engine.vllm.arguments import chooses_log
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.frontend.outer import take_outer
 from dynamo_local.engine.vllm.frontend.routes import name_roots
@@ -165,7 +165,7 @@ class ModelApplication:
                 loggers=loggers,
                 grammar_timeout_s=timeout_s,
             )
-            if args.enable_log_requests and all(self._config.get(name) is None for name in LOGGING):
+            if args.enable_log_requests and not chooses_log(self._config):
                 show_requests()
             built = _Built(llm, build_app(args, llm, tasks_of(vllm_config.model_config)), args, metrics)
             _tokenizers[vllm_config.model_config.tokenizer] += 1

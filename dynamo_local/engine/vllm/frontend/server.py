@@ -22,7 +22,7 @@ from dynamo_local.core.errors import EngineError, one_line
 from dynamo_local.core.http.asgi import App
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.ports import Progress
-from dynamo_local.engine.vllm.arguments import LOGGING
+from dynamo_local.engine.vllm.arguments import chooses_log
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.frontend.application import build_app
 from dynamo_local.engine.vllm.frontend.outer import root_of, take_outer, under
@@ -117,7 +117,7 @@ class HttpServer:
         from vllm.utils.gc_utils import freeze_gc_heap
 
         args = parse(self._config)
-        if any(self._config.get(name) is not None for name in LOGGING):
+        if chooses_log(self._config):
             configure_logging_from_args(args)
         app = build_app(args)
         app.state.openai_serving_models = _AllModels(self._cards)
