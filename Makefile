@@ -8,7 +8,7 @@
 #   make families                   a model of each kind that vLLM runs on a CPU: serves, is killed, moves
 #   make clients                    real clients, each in an environment of its own; ARGS='--only openai' for some
 #   make conformance                vLLM's own API tests; ARGS='--server vllm' to compare with vLLM's own server
-#   make reference                  docs/reference: cli.md, configuration.md and environment.md, from the code
+#   make reference                  the pages of docs/reference that come from the code
 #   make lint | bench | setup | lock
 #
 #   EXTRA=cuda      vLLM's CUDA build instead of the CPU one (kept from then on)

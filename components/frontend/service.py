@@ -55,7 +55,7 @@ from dynamo_local.core.live_settings import LiveSettings
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import HTTP_HOST_ENV, HTTP_PORT_ENV
 from dynamo_local.core.ports import Dispatcher
-from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, server_schema
+from dynamo_local.engine.vllm.arguments import LOGGING, adapter_schema, engine_schema, server_schema
 from dynamo_local.monitor.exposition import expose
 from dynamo_local.monitor.families import HOLD_SECONDS, MIGRATION_GAP_SECONDS, MIGRATION_GAP_STEPS
 from dynamo_local.monitor.graph_watch import GraphWatch
@@ -106,7 +106,7 @@ class Frontend(Service):
         if self._own is not None:
             self._own.entry.room = self._rooms.of("")
         self._known_keys = KnownKeys(paths, self._counters.keys_changed)
-        self.served = ServedModels(identity, paths, context.tasks, _application, self._limits, self._own)
+        self.served = ServedModels(identity, paths, context.tasks, self._application, self._limits, self._own)
         self._usage = FrontendUsage(paths, context.lease)
         self._stores = Stores(paths, self._settings)
         self._answers = Answers(AnswerFolder(paths), self._settings, context.tasks)
@@ -151,7 +151,7 @@ class Frontend(Service):
         expose(self._samples, self._distributions)
         await self._metrics.start()
         context.tasks.spawn("http", _until_stopped(serving, lambda: self._draining))
-        announcer.update(url=_url(listener))
+        announcer.update(url=_url(listener, tls=bool(context.config.get("ssl-certfile"))))
 
     @async_on_shutdown
     async def stop(self) -> None:
@@ -180,7 +180,15 @@ class Frontend(Service):
         scope = ModelScope(
             context.bus, context.subjects, context.lease, context.tasks, context.announcer, context.private_dir
         )
-        return ServedModel(scope, ModelPlan(context.config, routed, roles), _application)
+        return ServedModel(scope, ModelPlan(context.config, routed, roles), self._application)
+
+    def _application(self, config: Mapping[str, Any], private_dir: Path, dispatcher: Dispatcher) -> Application:
+        from dynamo_local.engine.vllm.frontend.application import ModelApplication
+
+        # A process has one log, whichever model was built last.
+        own = self._context.config
+        log = {name: own.get(name) for name in LOGGING}
+        return ModelApplication({**config, **log}, private_dir, dispatcher)
 
     def _samples(self) -> Iterator[Sample]:
         """Return the samples that /metrics shows beside vLLM's own."""
@@ -264,12 +272,6 @@ class Frontend(Service):
         await publish_event(context.bus, context.subjects, Event("secret", what, why, str(context.watcher)))
 
 
-def _application(config: Mapping[str, Any], private_dir: Path, dispatcher: Dispatcher) -> Application:
-    from dynamo_local.engine.vllm.frontend.application import ModelApplication
-
-    return ModelApplication(config, private_dir, dispatcher)
-
-
 def api_listener() -> socket.socket:
     """Return the socket of the API: the server's, or where none hands one over, one bound to the address in the
     environment. Blocks. Raises PortInUseError, SupervisorError."""
@@ -279,9 +281,9 @@ def api_listener() -> socket.socket:
     return bind(os.environ.get(HTTP_HOST_ENV, "127.0.0.1"), int(os.environ.get(HTTP_PORT_ENV, "0")))
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, *, tls: bool) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://{host_in_url(host)}:{port}"
+    return f"{'https' if tls else 'http'}://{host_in_url(host)}:{port}"
 
 
 async def _until_stopped(serving: asyncio.Task[None], is_draining: Any) -> None:

@@ -1,4 +1,4 @@
-"""`python -m scripts.reference`: write cli.md, configuration.md and environment.md of docs/reference from the code.
+"""`python -m scripts.reference`: write the pages of docs/reference that come from the code.
 
 With --check, compare them with the code instead, and fail if they differ.
 """
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.reference import command_line, configuration, environment
+from scripts.reference import command_line, configuration, environment, vllm_options
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -25,6 +25,7 @@ def main(arguments: Sequence[str], folder: Path = FOLDER) -> int:
         "cli.md": command_line.page(),
         "configuration.md": configuration.page(),
         "environment.md": environment.page(ROOT),
+        "vllm-options.md": vllm_options.page(),
     }
     changed = {name: text for name, text in pages.items() if _text(folder / name) != text}
     if check and changed:

@@ -10,7 +10,7 @@ import msgspec
 
 from dynamo_local.core.live_settings import SETTINGS
 from dynamo_local.engine.vllm.arguments import engine_schema, server_schema
-from dynamo_local.sdk.config.schema import ConfigSchema, KeySpec, agreed_in, canonical, fixed_by, schema_of, settings_of
+from dynamo_local.sdk.config.schema import ConfigSchema, KeySpec, agreed_in, canonical, schema_of, settings_of
 from dynamo_local.sdk.config.sections import ARGS, SERVICE_ARGS, TAKEN
 from dynamo_local.sdk.graph import load_graph
 from dynamo_local.sdk.resources import Resources
@@ -43,7 +43,8 @@ _VLLM = """
 Frontend and workers take vLLM's arguments as keys. The name of a key is the name of the argument of `vllm serve`
 without its dashes, so `max-num-seqs: 64` stands for `--max-num-seqs 64`. `true` and `false` switch a flag on and off
 (`--enforce-eager` and `--no-enforce-eager`), `null` leaves vLLM's default. Arguments with several values are lists, and
-arguments in JSON are mappings. `dynamo serve --help-engine` lists all arguments. The following ones are refused:
+arguments in JSON are mappings. [Options of vllm serve](vllm-options.md) says which ones are refused, and who reads the
+others.
 """
 _LIVE = """
 `dynamo config set` changes these settings until the server ends. At the start of the server, the keys of the frontend
@@ -120,8 +121,6 @@ def _service(spec: ServiceSpec) -> Iterator[str]:
 def _vllm() -> Iterator[str]:
     yield "## Arguments of vLLM"
     yield _VLLM
-    refused = sorted(fixed_by(engine_schema()).items())
-    yield markdown.table(("argument", "instead"), [(markdown.code(f"--{name}"), remedy) for name, remedy in refused])
 
 
 def _live() -> Iterator[str]:

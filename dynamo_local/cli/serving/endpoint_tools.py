@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,11 +16,13 @@ from dynamo_local.cli.serving.wishes import Wishes
 from dynamo_local.core.endpoints.adapters import settings_of
 from dynamo_local.core.endpoints.served import SERVED_NAME, served_names
 from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.errors import UsageError
 from dynamo_local.core.sizing.machine import Machine
-from dynamo_local.engine.vllm.arguments import every_argument
+from dynamo_local.engine.vllm.arguments import OF_SERVER, every_argument
 from dynamo_local.engine.vllm.command_line import flag_of
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.flags import KV_NETWORK, KV_STREAM, Flag
+from dynamo_local.sdk.config.schema import canonical
 from dynamo_local.sdk.graph import load_graph
 from dynamo_local.supervisor.endpoints.revisions.launch import AGGREGATED, DISAGGREGATED, ModelTools
 from state.devices.allocation import Inventory
@@ -48,6 +51,7 @@ class EndpointToolMaker:
 
     def __call__(self, spec: EndpointSpec, inventory: Inventory, report: Report) -> ModelTools:
         """The tools for one endpoint's model. Raises UsageError for arguments that no service takes."""
+        _check_no_server_settings(spec)
         source = ModelSource(report, fetches_weights=True)
         wishes = Wishes(
             spec.least_awake,
@@ -62,9 +66,19 @@ class EndpointToolMaker:
 
 def check_settings(spec: EndpointSpec) -> None:
     """Raise UsageError for arguments that no service takes, or with values that are none. Looks at no model."""
+    _check_no_server_settings(spec)
     if spec.adapter_of is None:
         graph = load_graph(DISAGGREGATED if spec.disaggregated else AGGREGATED)
         resolve(graph, None, tuple(_overrides(spec)), None, spec.model, flags=tuple(_flags(spec)))
+
+
+def _check_no_server_settings(spec: EndpointSpec) -> None:
+    """Raise UsageError for arguments of the one HTTP server, which an endpoint of its own would not change."""
+    sections = (value for name, value in spec.args.items() if _is_section(name, value))
+    for name in map(canonical, chain(spec.args, *sections)):
+        if name in OF_SERVER:
+            what = f"args.{name} is about the HTTP server, which is the same for all models"
+            raise UsageError(what, f"give it to the server: `dynamo serve ... --Frontend.{name}=VALUE`")
 
 
 def _flags(spec: EndpointSpec) -> Iterator[Flag]:

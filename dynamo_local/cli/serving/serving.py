@@ -22,6 +22,7 @@ from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import ConfigError, UsageError
 from dynamo_local.core.fleet.view import AGGREGATED_ROLE
 from dynamo_local.core.sizing.machine import counted
+from dynamo_local.engine.vllm.arguments import OF_SERVER
 from dynamo_local.engine.vllm.command_line import CommandLine
 from dynamo_local.engine.vllm.variables import REFUSED
 from dynamo_local.sdk.config.flags import Flag, kv_network_flag, kv_stream_flag
@@ -231,9 +232,12 @@ class Serving:
 
 
 def _no_flags(flags: tuple[Flag, ...]) -> tuple[Flag, ...]:
-    """Raise UsageError for options of vLLM's: without a model there is no engine that would take them."""
-    if flags:
-        raise UsageError(f"{flags[0].typed} goes with a model, and none is named", "write it under args of an endpoint")
+    """Return the options, which must be of the HTTP server: without a model there is no engine that would take others.
+    Raises UsageError."""
+    of_models = [flag for flag in flags if flag.path[0] not in OF_SERVER]
+    if of_models:
+        said = f"{of_models[0].typed} goes with a model, and none is named"
+        raise UsageError(said, "write it under args of an endpoint")
     return flags
 
 

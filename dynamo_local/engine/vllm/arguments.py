@@ -24,6 +24,18 @@ _PROCESSES = "use ServiceArgs and `dynamo scale` for processes and devices"
 _ONE_PROTOCOL = "leave it out: only HTTP is served"
 _HEADS = "use max-header-bytes and max-headers"
 _UNTOLD = "leave it out: clients get tokens and log-probabilities only"
+_TEXT_ALONE = "leave it out: prompts are text or tokens, and others are refused"
+_CLOSED = "leave it out: the paths that it is for are closed"
+_UNREAD = "leave it out: nothing in vLLM acts on it"
+_ENGINES_STATISTICS = "leave it out: of engines there are dynamo_worker_* at /metrics"
+
+_MEDIA = (
+    "allowed-local-media-path", "allowed-media-domains", "default-mm-loras", "enable-mm-embeds",
+    "enable-prompt-embeds", "interleave-mm-strings", "media-io-kwargs", "mm-hasher-algorithm",
+    "mm-processor-cache-gb", "mm-processor-cache-type", "mm-shm-cache-max-object-size-mb",
+    "trust-request-mm-kwargs",
+)  # fmt: skip
+"""Arguments about what a prompt holds beside text. Those that change what an engine loads are settings."""
 
 MANAGED: Mapping[str, str] = MappingProxyType(
     {
@@ -48,6 +60,18 @@ MANAGED: Mapping[str, str] = MappingProxyType(
         "enable-return-routed-experts": _UNTOLD,
         "per-request-spec-decode-metrics": _UNTOLD,
         "return-sampling-mask": _UNTOLD,
+        **dict.fromkeys(_MEDIA, _TEXT_ALONE),
+        **dict.fromkeys(("cohere-is-reasoning-model", "enable-scale-out", "tokens-only"), _CLOSED),
+        **dict.fromkeys(("enable-elastic-ep", "elastic-ep-max-dp-size"), _PROCESSES),
+        **dict.fromkeys(("cudagraph-metrics", "enable-mfu-metrics", "kv-cache-metrics"), _ENGINES_STATISTICS),
+        "kv-cache-metrics-sample": _ENGINES_STATISTICS,
+        **dict.fromkeys(("collect-detailed-traces", "disable-cascade-attn", "max-parallel-loading-workers"), _UNREAD),
+        "aggregate-engine-logging": "leave it out: each worker has a log of its own (dynamo logs)",
+        "enable-sleep-mode": "use `dynamo endpoint park`, or sleep-after-s: workers sleep without it",
+        "enable-tokenizer-info-endpoint": "read tokenizer_config.json in the model's folder, or ask /tokenize",
+        "profiler-config": "profile a worker's process from outside, with py-spy or nsys",
+        "shutdown-timeout": "use drain-timeout-s of Frontend and workers",
+        "weight-transfer-config": "update the endpoint's model: new workers load it, and no request fails",
         "middleware": "leave it out: requests are checked before they reach vLLM's server",
         "api-key": "use api-key-file: a configuration holds no secrets",
     }
@@ -74,6 +98,19 @@ _OTHER_SPELLINGS = {
 }
 AGREED: Mapping[str, str] = MappingProxyType({**{name: name for name in _AGREED}, **_OTHER_SPELLINGS})
 """Arguments on which frontend and workers must agree, each with the name under which it is compared."""
+
+LOGGING = ("log-config-file", "log-level", "logging-config")
+"""Arguments on the log of a process, which a frontend has for all models."""
+
+OF_SERVER = frozenset(
+    {
+        "allow-credentials", "allowed-headers", "allowed-methods", "allowed-origins",
+        "disable-access-log-for-endpoints", "disable-fastapi-docs", "disable-uvicorn-access-log",
+        "enable-offline-docs", "enable-request-id-headers", "enable-ssl-refresh", "root-path", "ssl-ca-certs",
+        "ssl-cert-reqs", "ssl-certfile", "ssl-ciphers", "ssl-keyfile", "uvicorn-log-level",
+    }
+)  # fmt: skip
+"""Arguments on the HTTP server in front of all models. An endpoint cannot have its own."""
 
 _ADAPTERS = KeySpec(
     "lora-modules", "list", optional=True, help="LoRA adapters, each as name=path. Requires enable-lora."
@@ -142,6 +179,11 @@ def described_vllm() -> str:
 def _table(specs: list[VllmKey]) -> SchemaTable:
     keys = SchemaTable.of(*(spec for spec in specs if spec.name not in (*MANAGED, _ADAPTERS.name)))
     return replace(keys, fixed=MANAGED, agreed=AGREED, variables=REFUSED)
+
+
+def chooses_log(config: Mapping[str, Any]) -> bool:
+    """Return whether the configuration says what vLLM's log holds. Otherwise it begins at level WARNING."""
+    return any(config.get(name) is not None for name in LOGGING)
 
 
 def ranks_of(config: Mapping[str, Any]) -> int:

@@ -50,7 +50,12 @@ _OF_FRONTEND = frozenset(
     {"Frontend", "ModelConfig", "LoRAConfig", "MultiModalConfig", "ObservabilityConfig", "LoggingConfig"}
 )
 """Groups of arguments that the frontend reads as well: its tokenizer, its checks of requests and its log."""
-_ALSO_OF_FRONTEND = frozenset({*AGREED, "disable-log-stats", "enable-log-requests", "scheduling-policy"})
+_ALSO_OF_FRONTEND = frozenset(
+    {
+        *AGREED, "diffusion-config", "disable-log-stats", "enable-log-requests", "kv-sharing-fast-prefill",
+        "max-num-queued-reqs", "max-num-queued-tokens", "scheduling-policy", "stream-interval",
+    }
+)  # fmt: skip
 
 OF_VLLM = "load-format"
 """A key that every service with vLLM's arguments has, and no other."""

@@ -13,7 +13,7 @@ from typing import Any
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.ports import Progress
 from dynamo_local.engine.kv.network import NO_FAR_KV, FarKv, NetworkSettings, far_kv_here
-from dynamo_local.engine.vllm.arguments import engine_schema, to_argv
+from dynamo_local.engine.vllm.arguments import chooses_log, engine_schema, to_argv
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding
 from dynamo_local.engine.vllm.environment import settle_threads
 from dynamo_local.engine.vllm.kv.events_config import check_events_config
@@ -78,7 +78,7 @@ def launch(
     from dynamo_local.engine.vllm.requests.lora import Adapters
 
     progress("reading the model's configuration")
-    parsed = engine_parser().parse_args(to_argv(config, engine_schema()))
+    parsed = engine_parser().parse_args(to_argv(with_log(config), engine_schema()))
     configured = build_settings(AdapterSettings, "the engine", config).adapters
     adapters = Adapters(configured, enabled=bool(parsed.enable_lora), listed=listed)
     adapters.check(parsed.model)
@@ -131,6 +131,12 @@ def launch(
         vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=True
     )
     return Launched(core, vllm_config, adapters, identity, no_transfer, far, weights)
+
+
+def with_log(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with the level of vLLM's log at which it writes what is asked for, unless a level is given."""
+    details = config.get("enable-logging-iteration-details") and not chooses_log(config)
+    return {**config, "log-level": "INFO"} if details else dict(config)
 
 
 @cache

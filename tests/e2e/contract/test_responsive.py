@@ -29,9 +29,9 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import Submit
-from dynamo_local.engine.vllm.frontend.client_errors import ClientErrors
 from dynamo_local.engine.vllm.frontend.core_client import build
 from dynamo_local.engine.vllm.frontend.grammar_threads import GrammarThreads
+from dynamo_local.engine.vllm.frontend.vllm_log import ClientErrors
 from dynamo_local.engine.vllm.patches.frontend.preprocessing import LONG_TEXT, text_length
 from dynamo_local.engine.vllm.patches.requests.grammar_deadline import limit_grammar_compilation
 from dynamo_local.engine.vllm.requests import wire

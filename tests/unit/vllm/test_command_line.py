@@ -109,5 +109,5 @@ def test_each_argument_is_taken_or_refused(argument: VllmKey) -> None:
 
 
 def test_the_frontend_gets_what_it_reads_and_engines_the_rest() -> None:
-    alone = {flag.path[0]: flag.engines_only for flag in parse(["--seed=1", "--max-num-seqs=2", "-sc", "{}"]).flags}
-    assert alone == {"seed": False, "max-num-seqs": True, "speculative-config": False}
+    words = ["--seed=1", "--max-num-seqs=2", "-sc", "{}", "--stream-interval=4", "--max-num-queued-reqs=9"]
+    assert {flag.path[0] for flag in parse(words).flags if flag.engines_only} == {"max-num-seqs"}

@@ -13,6 +13,7 @@ import select
 import socket
 import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from dynamo_local.core.http.bounds.connections import is_due
@@ -33,6 +34,8 @@ _LEFT = 8
 _AT_ONCE = 64
 """Connections that a process without others accepts in one turn of its loop."""
 _OUT_OF_FILES_S = 1.0
+_FILES_LOOK_S = 0.5
+"""Between two looks at the files of TLS."""
 
 
 def acceptor_of(server: Any, listener: socket.socket, others: Others) -> Acceptor:
@@ -161,3 +164,63 @@ class Acceptor:
     def _resume(self) -> None:
         self._resuming = None
         self._loop.add_reader(self._listener, self._on_ready)
+
+
+class Certificates:
+    """Keeps the TLS context of a uvicorn configuration up to date with its files: certificate, key, authorities.
+
+    New connections get the new context, those that are open keep theirs. Files that do not go together, such as a new
+    certificate beside the old key, change nothing.
+    """
+
+    def __init__(self, config: Any) -> None:
+        """`config`: a uvicorn.Config that has been loaded."""
+        self._config = config
+        self._paths = [path for path in (config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs) if path]
+        self._last = self._taken = self._stamps()
+
+    async def follow(self) -> None:
+        """Look at the files until cancelled."""
+        while True:
+            await asyncio.sleep(_FILES_LOOK_S)
+            await asyncio.to_thread(self.look)
+
+    def look(self) -> None:
+        """Read files that have changed, once two looks have found the same: until then they are being written."""
+        stamps = self._stamps()
+        settled, self._last = stamps == self._last, stamps
+        if not settled or stamps == self._taken:
+            return
+        self._taken = stamps
+        try:
+            self._config.ssl = self._context()
+        except (OSError, ValueError) as error:
+            _log.warning("the files of TLS have changed and cannot be used, the former certificate stays: %s", error)
+        else:
+            _log.warning("the files of TLS have changed: new connections get the new certificate")
+
+    def _context(self) -> ssl.SSLContext:
+        from uvicorn.config import create_ssl_context
+
+        config = self._config
+        return create_ssl_context(
+            certfile=config.ssl_certfile,
+            keyfile=config.ssl_keyfile,
+            password=config.ssl_keyfile_password,
+            ssl_version=config.ssl_version,
+            cert_reqs=config.ssl_cert_reqs,
+            ca_certs=config.ssl_ca_certs,
+            ciphers=config.ssl_ciphers,
+        )
+
+    def _stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
+        """Return what tells each file from the one that was there before. None: there is no such file."""
+        return tuple(map(_stamp_of, self._paths))
+
+
+def _stamp_of(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size

@@ -22,6 +22,7 @@ from dynamo_local.core.http.asgi import App, Receive, Scope, Send
 from dynamo_local.core.http.bounds.request import RequestBounds
 from dynamo_local.core.messages.endpoints import ServedAdapter
 from dynamo_local.core.ports import Dispatcher, Progress
+from dynamo_local.engine.vllm.arguments import chooses_log
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.frontend.outer import take_outer
 from dynamo_local.engine.vllm.frontend.routes import name_roots
@@ -148,6 +149,7 @@ class ModelApplication:
         from vllm.engine.arg_utils import AsyncEngineArgs
 
         from dynamo_local.engine.vllm.frontend.core_client import build
+        from dynamo_local.engine.vllm.frontend.vllm_log import show_requests
         from dynamo_local.engine.vllm.patches.frontend.metrics import (
             count_tool_calls_by_model,
             model_metrics,
@@ -164,8 +166,16 @@ class ModelApplication:
         llm = None
         try:
             loggers: list[Any] = [] if metrics is None else [stat_logger(metrics)]
-            log = metrics is not None
-            llm = build(vllm_config, self._dispatcher, log_stats=log, loggers=loggers, grammar_timeout_s=timeout_s)
+            llm = build(
+                vllm_config,
+                self._dispatcher,
+                log_stats=metrics is not None,
+                log_requests=args.enable_log_requests,
+                loggers=loggers,
+                grammar_timeout_s=timeout_s,
+            )
+            if args.enable_log_requests and not chooses_log(self._config):
+                show_requests()
             built = _Built(llm, build_app(args, llm, tasks_of(vllm_config.model_config)), args, metrics)
             _tokenizers[vllm_config.model_config.tokenizer] += 1
             return built

@@ -1,37 +1,15 @@
-"""Errors of clients: told in sentences, and left out of vLLM's log.
-
-The client has been told, and the server has no problem: vLLM logs a traceback of several kilobytes for a request that
-it refuses while it streams.
-"""
+"""What is wrong with the body of a request, told in sentences."""
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
 from typing import Any
-
-from vllm.exceptions import GracefulHTTPError, VLLMClientError
 
 _MOST_TOLD, _MOST_READ = 10, 1000
 _SHOWN = 60
 _KINDS = ("Value error, ", "Assertion failed, ")
 """Begin what pydantic says of errors that a validator has raised."""
-
-
-def drop_clients_errors() -> None:
-    """Filter vLLM's log in this process. A second call changes nothing."""
-    for handler in logging.getLogger("vllm").handlers:
-        if not any(isinstance(known, ClientErrors) for known in handler.filters):
-            handler.addFilter(ClientErrors())
-
-
-class ClientErrors(logging.Filter):
-    """Passes everything but tracebacks of errors that are a client's, or that were answered on purpose."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        return not isinstance(error, VLLMClientError | GracefulHTTPError)
 
 
 def tell_invalid_bodies(app: Any) -> None:

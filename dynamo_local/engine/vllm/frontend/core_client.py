@@ -21,8 +21,8 @@ from dynamo_local.core.errors import BadRequestError
 from dynamo_local.core.http.bounds.request import RequestBounds
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.ports import Dispatcher
-from dynamo_local.engine.vllm.frontend.client_errors import drop_clients_errors
 from dynamo_local.engine.vllm.frontend.context_hashes import Hashing
+from dynamo_local.engine.vllm.frontend.vllm_log import drop_clients_errors
 from dynamo_local.engine.vllm.patches.frontend.core_client import core_client
 from dynamo_local.engine.vllm.patches.frontend.kept_prompts import keep_prompts
 from dynamo_local.engine.vllm.patches.frontend.output_processor import isolate_failures
@@ -122,6 +122,7 @@ def build(
     dispatcher: Dispatcher,
     *,
     log_stats: bool,
+    log_requests: bool = False,
     loggers: list[StatLoggerFactory] | None = None,
     grammar_timeout_s: float = RequestBounds.grammar_timeout_s,
 ) -> AsyncLLM:
@@ -136,7 +137,9 @@ def build(
     hashing = Hashing(vllm_config.cache_config)
     core = DispatchedCore(dispatcher, lora=vllm_config.lora_config is not None, tasks=tasks, hashing=hashing)
     with core_client(core):
-        llm = AsyncLLM.from_vllm_config(vllm_config, stat_loggers=loggers, disable_log_stats=not log_stats)
+        llm = AsyncLLM.from_vllm_config(
+            vllm_config, stat_loggers=loggers, disable_log_stats=not log_stats, enable_log_requests=log_requests
+        )
     count_usage(llm.output_processor)
     keep_prompts(llm.output_processor)
     isolate_failures(llm.output_processor, core.take_failure)

@@ -15,11 +15,14 @@ from dynamo_local.core.http.paths import MODEL_PREFIX, route_of
 from dynamo_local.model.hub.cache import repo_of_snapshot
 
 
-def add_routes(app: Any) -> None:
-    """Add the routes. Call once the application has all of vLLM's routes."""
+def add_routes(app: Any, root: str = "") -> None:
+    """Add the routes. Call once the application has all of vLLM's routes. `root`: prefix of all paths as clients of a
+    proxy write them."""
     show_one_model(app)
     if app.openapi_url is not None:
-        describe_what_is_open(app)
+        if root:
+            _show_docs_under(app, root)
+        describe_what_is_open(app, root)
 
 
 def name_roots(app: Any) -> None:
@@ -45,30 +48,47 @@ def show_one_model(app: Any) -> None:
     app.add_api_route(MODEL_PREFIX + "{model:path}", show_model, methods=["GET"], response_model=None)
 
 
-def describe_what_is_open(app: Any) -> None:
+def _show_docs_under(app: Any, root: str) -> None:
+    """Replace the page of the documentation by one that loads its parts from behind a proxy."""
+    from fastapi.openapi.docs import get_swagger_ui_html
+
+    page = get_swagger_ui_html(
+        openapi_url=f"{root}{app.openapi_url}",
+        title=f"{app.title} - Swagger UI",
+        swagger_js_url=f"{root}/static/swagger-ui-bundle.js",
+        swagger_css_url=f"{root}/static/swagger-ui.css",
+    )
+    _replace_route(app, "/docs", lambda _: page)
+
+
+def _replace_route(app: Any, path: str, answer: Any) -> None:
+    app.router.routes = [route for route in app.router.routes if getattr(route, "path", None) != path]
+    app.add_route(path, answer, include_in_schema=False)
+
+
+def describe_what_is_open(app: Any, root: str = "") -> None:
     """Replace the route of the description. It is made when it is first asked for, in a thread: that takes long."""
     from starlette.responses import Response
 
-    url = app.openapi_url
-    app.router.routes = [route for route in app.router.routes if getattr(route, "path", None) != url]
     making: asyncio.Task[bytes] | None = None
 
     async def describe(_: Any) -> Response:
         nonlocal making
         if making is None:
-            making = asyncio.create_task(asyncio.to_thread(_description, app), name="openapi")
+            making = asyncio.create_task(asyncio.to_thread(_description, app, root), name="openapi")
         return Response(await asyncio.shield(making), media_type="application/json")
 
-    app.add_route(url, describe, include_in_schema=False)
+    _replace_route(app, app.openapi_url, describe)
 
 
-def _description(app: Any) -> bytes:
+def _description(app: Any, root: str) -> bytes:
     import json
 
     from fastapi.openapi.utils import get_openapi
 
     routes = [route for route in app.routes if _is_open(route)]
-    return json.dumps(get_openapi(title="dynamo-local", version=__version__, routes=routes)).encode()
+    servers = [{"url": root}] if root else None
+    return json.dumps(get_openapi(title="dynamo-local", version=__version__, routes=routes, servers=servers)).encode()
 
 
 def _is_open(route: Any) -> bool:

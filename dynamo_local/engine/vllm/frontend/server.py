@@ -21,9 +21,10 @@ from dynamo_local.core.errors import EngineError, one_line
 from dynamo_local.core.http.asgi import App
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.ports import Progress
+from dynamo_local.engine.vllm.arguments import chooses_log
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.frontend.application import build_app
-from dynamo_local.engine.vllm.frontend.outer import take_outer
+from dynamo_local.engine.vllm.frontend.outer import root_of, take_outer, under
 from dynamo_local.engine.vllm.frontend.routes import add_routes
 from dynamo_local.engine.vllm.frontend.settings import parse, with_defaults
 from dynamo_local.engine.vllm.patches.check import require
@@ -48,6 +49,7 @@ class _Serving:
     stop: UvicornStop
     task: asyncio.Task[None]
     acceptor: Acceptor
+    certificates: asyncio.Task[None] | None
 
 
 class HttpServer:
@@ -69,6 +71,7 @@ class HttpServer:
     ) -> None:
         self._others = others
         self._config = with_defaults(config)
+        self._root = root_of(config.get("root-path"))
         self._private_dir = private_dir
         self._gate = gate
         self._limits = limits
@@ -84,9 +87,9 @@ class HttpServer:
         progress("importing vLLM")
         try:
             args, app = await asyncio.get_running_loop().run_in_executor(None, self._build)
+            self._serving = self._serve(args, app, listener)
         except (Exception, SystemExit) as error:
             raise EngineError(f"the OpenAI server cannot start: {one_line(error)}") from error
-        self._serving = self._serve(args, app, listener)
         await self._until_listening(self._serving)
         return self._serving.task
 
@@ -96,6 +99,8 @@ class HttpServer:
             return
         serving, self._serving = self._serving, None
         serving.stop.stop()
+        if serving.certificates is not None:
+            serving.certificates.cancel()
         _, late = await asyncio.wait({serving.task}, timeout=deadline_s)
         if late:
             _log.warning("requests were still under way after %g s and are cut off", deadline_s)
@@ -105,52 +110,42 @@ class HttpServer:
     def _build(self) -> tuple[Namespace, Any]:
         require("serving HTTP", "HTTP connections")
         from vllm import envs
+        from vllm.logger import configure_logging_from_args
         from vllm.utils.gc_utils import freeze_gc_heap
 
         args = parse(self._config)
         args.timeout_keep_alive = envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE
+        if chooses_log(self._config):
+            configure_logging_from_args(args)
         app = build_app(args)
         app.state.openai_serving_models = _AllModels(self._cards)
         # Without an engine, vLLM's answer to /ping is that all is well.
         app.state.engine_client = None
-        add_routes(app)
+        add_routes(app, self._root)
         # All that was imported, and an application built before, is never garbage.
         freeze_gc_heap()
         return args, app
 
     def _serve(self, args: Namespace, app: Any, listener: socket.socket) -> _Serving:
-        import uvicorn
         from vllm.entrypoints.launchers.launcher import NoSignalServer
 
-        from dynamo_local.engine.vllm.frontend.accepting import acceptor_of
+        from dynamo_local.engine.vllm.frontend.accepting import Certificates, acceptor_of
         from dynamo_local.engine.vllm.frontend.http_connections import Connections
 
         connections = Connections(self._limits, self._others)
         around: Callable[[App], App] = take_outer(app)
-        config = uvicorn.Config(
-            # Around everything: vLLM lets a bootstrap library rebuild the application's own list of middleware.
-            around(self._gate(app)),
-            # uvicorn would guess wrongly: these layers are no coroutine functions.
-            interface="asgi3",
-            http=connections.protocol,
-            ws="none",
-            # vLLM's own start and end of an application are of its engine, which this one has not.
-            lifespan="off",
-            log_level=args.uvicorn_log_level,
-            access_log=not args.disable_uvicorn_access_log,
-            ssl_keyfile=args.ssl_keyfile,
-            ssl_certfile=args.ssl_certfile,
-            ssl_ca_certs=args.ssl_ca_certs,
-            ssl_cert_reqs=args.ssl_cert_reqs,
-            timeout_keep_alive=args.timeout_keep_alive,
-            # Not by $WEB_CONCURRENCY, which must be a number.
-            workers=1,
-        )
+        # Around everything: vLLM lets a bootstrap library rebuild the application's own list of middleware.
+        config = _uvicorn_config(args, under(self._root, around(self._gate(app))), connections.protocol)
+        # Here, so that what is wrong with the files of TLS is an error of the start.
+        config.load()
+        loop = asyncio.get_running_loop()
+        follow = args.enable_ssl_refresh and config.ssl is not None
+        certificates = loop.create_task(Certificates(config).follow(), name="files of TLS") if follow else None
         server = NoSignalServer(config)
         stop = UvicornStop(server)
         # It accepts nothing itself: the acceptor does, which it closes.
-        task = asyncio.get_running_loop().create_task(server.serve(sockets=[]), name="http")
-        return _Serving(server, stop, task, acceptor_of(server, listener, connections.others))
+        task = loop.create_task(server.serve(sockets=[]), name="http")
+        return _Serving(server, stop, task, acceptor_of(server, listener, connections.others), certificates)
 
     async def _until_listening(self, serving: _Serving) -> None:
         while not serving.server.started:
@@ -160,6 +155,34 @@ class HttpServer:
             await asyncio.sleep(0.01)
         serving.server.servers.append(serving.acceptor)
         serving.acceptor.start()
+
+
+def _uvicorn_config(args: Namespace, app: App, protocol: Any) -> Any:
+    """Return uvicorn's configuration for vLLM's arguments, as vLLM's `build_and_serve` makes it."""
+    import uvicorn
+    from uvicorn.config import LOGGING_CONFIG
+    from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
+
+    return uvicorn.Config(
+        app,
+        # uvicorn would guess wrongly: these layers are no coroutine functions.
+        interface="asgi3",
+        http=protocol,
+        ws="none",
+        # vLLM's own start and end of an application are of its engine, which this one has not.
+        lifespan="off",
+        log_config=get_uvicorn_log_config(args) or LOGGING_CONFIG,
+        log_level=args.uvicorn_log_level,
+        access_log=not args.disable_uvicorn_access_log,
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_certfile=args.ssl_certfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=args.ssl_cert_reqs,
+        ssl_ciphers=args.ssl_ciphers,
+        timeout_keep_alive=args.timeout_keep_alive,
+        # Not by $WEB_CONCURRENCY, which must be a number.
+        workers=1,
+    )
 
 
 class _AllModels:

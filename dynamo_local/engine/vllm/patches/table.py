@@ -124,6 +124,10 @@ _USED: Mapping[str, Patch] = {
             "vllm.entrypoints.launchers.launcher:NoSignalServer",
             "vllm.entrypoints.launchers.cli_args:make_arg_parser(parser)",
             "vllm.entrypoints.launchers.cli_args:validate_parsed_serve_args(args)",
+            "vllm.entrypoints.launchers.utils.server_utils:get_uvicorn_log_config(args)",
+            "vllm.logger:configure_logging_from_args(args)",
+            "vllm.utils.import_utils:import_plugin(plugin_path)",
+            "uvicorn.config:create_ssl_context",
         ),
     ),
     "watching the engine's processes": Patch(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from dynamo_local.cli.serving.choosing import ModelChooser
-from dynamo_local.cli.serving.endpoint_tools import EndpointToolMaker
+from dynamo_local.cli.serving.endpoint_tools import EndpointToolMaker, check_settings
 from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.errors import UsageError
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.flags import KV_NETWORK, KV_STREAM, Flag, kv_network_flag, kv_stream_flag
 from dynamo_local.sdk.graph import load_graph
@@ -23,6 +26,16 @@ def test_every_endpoint_is_sized_for_the_machine_of_the_start() -> None:
         assert isinstance(chooser, ModelChooser)
         assert chooser.machine is tools.machine
     assert (tools.machine.cores, tools.machine.slots) == (4, 2)
+
+
+@pytest.mark.parametrize("args", [{"ssl_ciphers": "x"}, {"root-path": "/x"}, {"Frontend": {"allowed-origins": ["*"]}}])
+def test_an_endpoint_has_no_http_server_of_its_own(args: dict[str, Any]) -> None:
+    spec = EndpointSpec(name="a", model="m", args=args)
+    tools = EndpointToolMaker.at_start(cpu_slots(range(4), 2))
+    for use in (check_settings, lambda spec: tools(spec, cpu_slots(range(4), 2), RecordingReport())):
+        with pytest.raises(UsageError, match="is about the HTTP server") as refused:
+            use(spec)
+        assert "dynamo serve" in str(refused.value.remedy)
 
 
 def test_an_option_of_the_server_is_for_all_endpoints_but_those_that_have_their_own() -> None:

@@ -83,6 +83,12 @@ Frontend: {max-requests: 7}
     assert not (tmp_path / "state").exists()
 
 
+def test_options_of_the_http_server_need_no_model(dry_run: DryRun) -> None:
+    plan = dry_run("-f", file("endpoints: []"), "--root-path", "/llm", "--ssl-certfile=a", "--enable-ssl-refresh")
+    (frontend,) = (service["config"] for service in plan["graph"]["services"] if service["name"] == "Frontend")
+    assert frontend == {"root-path": "/llm", "ssl-certfile": "a", "enable-ssl-refresh": True}
+
+
 def test_what_the_user_says_about_the_planner_holds(dry_run: DryRun) -> None:
     plan = dry_run("-f", file("endpoints: []\nPlanner: {no-operation: true}"), "--Planner.max-gpu-budget=1")
     planner = next(service for service in plan["graph"]["services"] if service["name"] == "Planner")

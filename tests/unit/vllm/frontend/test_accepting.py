@@ -14,6 +14,7 @@ import pytest
 
 from components.frontend.limits.places import Places
 from components.frontend.limits.rooms import Rooms
+from dynamo_local.bus.certificate import Certificate, make_certificate
 
 pytest.importorskip("uvicorn", reason="uvicorn comes with vLLM")
 
@@ -150,3 +151,46 @@ async def test_a_connection_whose_handshake_fails_is_not_counted(make: Callable[
             acceptor.close()
             await acceptor.wait_closed()
     assert other.rooms.other_connections == 0
+
+
+def test_files_of_tls_count_when_they_are_whole_and_go_together(tmp_path: Path) -> None:
+    from uvicorn import Config
+
+    from dynamo_local.engine.vllm.frontend.accepting import Certificates
+
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def write(made: Certificate, *, whole: bool) -> None:
+        certificate.write_bytes(made.chain)
+        if whole:
+            key.write_bytes(made.key)
+
+    async def application(_scope: object, _receive: object, _send: object) -> None:
+        return
+
+    write(make_certificate("127.0.0.1"), whole=True)
+    cipher = "ECDHE-ECDSA-AES256-GCM-SHA384"
+    config = Config(application, log_config=None, ssl_certfile=certificate, ssl_keyfile=str(key), ssl_ciphers=cipher)
+    config.load()
+    certificates = Certificates(config)
+
+    def looks() -> bool:
+        """Whether two looks change the context."""
+        before = config.ssl
+        certificates.look()
+        assert config.ssl is before, "a file that is seen once may not be whole yet"
+        certificates.look()
+        return config.ssl is not before
+
+    assert not looks()
+    new = make_certificate("127.0.0.1")
+    write(new, whole=False)
+    assert not looks(), "a certificate beside another one's key"
+    write(new, whole=True)
+    assert looks()
+    assert config.ssl is not None
+    assert [each["name"] for each in config.ssl.get_ciphers() if each["protocol"] != "TLSv1.3"] == [cipher]
+    certificate.unlink()
+    assert not looks()
+    write(make_certificate("127.0.0.1"), whole=True)
+    assert looks()
