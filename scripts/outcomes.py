@@ -1,11 +1,21 @@
-"""A pytest plugin that writes what became of each test: `pytest -p scripts.outcomes --outcomes=FILE`."""
+"""A pytest plugin that writes what became of each test: `pytest -p scripts.outcomes --outcomes=FILE`.
+
+Where $DYN_RECORD names a file, it notes there what each test and each fixture took, too: scripts/test_times.py.
+"""
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Generator
 from pathlib import Path
 
 import msgspec
 import pytest
+
+from scripts.in_processes.sitecustomize import LEAST_S, note
+
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Outcomes(msgspec.Struct):
@@ -16,18 +26,38 @@ class Outcomes(msgspec.Struct):
     skipped: list[str] = []
 
 
+def cpu_seconds(pid: int) -> float:
+    """CPU seconds of a process, of its living descendants, and of those that were waited for."""
+    total = 0.0
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total = sum(map(int, fields[11:15])) / _TICKS
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            total += sum(cpu_seconds(int(child)) for child in (thread / "children").read_text().split())
+    except OSError:
+        # It has ended meanwhile.
+        pass
+    return total
+
+
 class Recorder:
     """Notes the worst of each test's set-up, call and tear-down; writes the file when the session ends."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._found: dict[str, str] = {}
+        self._seconds: dict[str, dict[str, float]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self._found[report.nodeid] = "failed"
         elif report.skipped or report.when == "call":
             self._found.setdefault(report.nodeid, report.outcome)
+        seconds = self._seconds.setdefault(report.nodeid, {})
+        seconds[str(report.when)] = report.duration
+        if report.when == "teardown":
+            cpu = sum(float(str(value)) for name, value in report.user_properties if name == "cpu")
+            note("test", name=report.nodeid, outcome=self._found.get(report.nodeid), cpu=cpu, **seconds)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -40,11 +70,38 @@ class Recorder:
         self._path.write_bytes(msgspec.json.encode(outcomes))
 
 
+class Stopwatch:
+    """Notes, in each process that runs tests, the CPU seconds of tests and the seconds of fixtures."""
+
+    def __init__(self) -> None:
+        self._cpu = cpu_seconds(os.getpid())
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> None:
+        now = cpu_seconds(os.getpid())
+        # Less than before: a process has been left to another parent.
+        item.user_properties.append(("cpu", max(0.0, now - self._cpu)))
+        self._cpu = now
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+        began, cpu = time.monotonic(), cpu_seconds(os.getpid())
+        try:
+            return (yield)
+        finally:
+            seconds = time.monotonic() - began
+            if seconds >= LEAST_S:
+                cpu = cpu_seconds(os.getpid()) - cpu
+                note("fixture", name=fixturedef.argname, scope=fixturedef.scope, seconds=seconds, cpu=cpu)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--outcomes", type=Path, help="file to write what became of each test to")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if "DYN_RECORD" in os.environ:
+        config.pluginmanager.register(Stopwatch())
     path = config.getoption("--outcomes")
     # Workers of pytest-xdist report to the process that started them.
     if path is not None and not hasattr(config, "workerinput"):

@@ -4,6 +4,7 @@
     python -m scripts.run_tests lint unit              some of: lint, unit, integration, e2e
     python -m scripts.run_tests lint -- ARGUMENTS      pytest with these arguments instead of the suites
     python -m scripts.run_tests --repeat-failed ...    failed tests once more at the end, each alone
+    python -m scripts.run_tests --record FILE ...      note what each test takes (scripts.test_times)
 
 Lint runs beside the first suite. All that was asked for is run, whatever fails. The last line is
 `N passed, N failed, N skipped`.
@@ -27,7 +28,8 @@ from typing import NoReturn
 
 import msgspec
 
-from scripts.outcomes import Outcomes
+from scripts.in_processes.sitecustomize import note
+from scripts.outcomes import Outcomes, cpu_seconds
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -155,10 +157,19 @@ def run_pytest(arguments: Sequence[str]) -> tuple[int, Outcomes]:
         return code, msgspec.json.decode(file.read_bytes(), type=Outcomes) if file.exists() else Outcomes()
 
 
+def record(path: Path) -> None:
+    """Have this process and all that it starts note what they do in a new file."""
+    path.unlink(missing_ok=True)
+    os.environ["DYN_RECORD"] = str(path.resolve())
+    ours = str(ROOT / "scripts" / "in_processes")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
+
+
 def run_suite(report: Report, name: str, arguments: Sequence[str]) -> None:
     say(f"\n{name}: pytest {' '.join(arguments)}")
-    began = time.monotonic()
+    began, cpu = time.monotonic(), cpu_seconds(os.getpid())
     code, outcomes = run_pytest((*SLOWEST, *arguments))
+    note("suite", name=name, seconds=time.monotonic() - began, cpu=cpu_seconds(os.getpid()) - cpu)
     report.add(outcomes)
     if code not in (PASSED, FAILED) or (code == FAILED and not outcomes.failed):
         report.broken.append(f"{name}, as {'no test was found' if code == NO_TESTS else f'pytest ended with {code}'}")
@@ -192,6 +203,9 @@ def main(arguments: Sequence[str]) -> int:
     at = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat-failed", action="store_true", help="run failed tests once more, each alone")
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="note what tests take in a file, a JSON object a line"
+    )
     parser.add_argument("steps", nargs="*", metavar="STEP", help=f"of {', '.join(STEPS)} (default: all)")
     options = parser.parse_args(arguments[:at])
     steps = options.steps or STEPS
@@ -200,6 +214,8 @@ def main(arguments: Sequence[str]) -> int:
     own = [("pytest", arguments[at + 1 :])] if at < len(arguments) else []
     suites = own or [(name, SUITES[name]) for name in SUITES if name in steps]
     signal.signal(signal.SIGTERM, stop)
+    if options.record is not None:
+        record(options.record)
     with imported(not FORKING.isdisjoint(name for name, _ in suites)):
         report = run_all([*LINT] if "lint" in steps else [], suites)
     if options.repeat_failed:

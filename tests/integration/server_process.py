@@ -16,6 +16,7 @@ from typing import Self
 
 from dynamo_local.process.ancestry import PARENT_PID_ENV
 from dynamo_local.process.forkserver.protocol import IMPORTED_ENV
+from scripts.in_processes.sitecustomize import note
 from state.devices.inventory import CPU_SLOTS_VARIABLE, driver_present, usable_cores
 from state.endpoints.board import read_board
 from state.machine.processes import Process, ProcFs, kin
@@ -61,6 +62,7 @@ class ServerProcess:
             environ.pop(IMPORTED_ENV, None)
         environ[PARENT_PID_ENV] = str(os.getpid())
         self.environ: Mapping[str, str] = environ
+        self._began: float | None = time.monotonic()
         self.process = subprocess.Popen(
             # Should the test run itself be killed, its servers go with it.
             [sys.executable, "-m", "dynamo_local.process.guarded", "--", sys.executable, *arguments],
@@ -104,6 +106,9 @@ class ServerProcess:
             if line is None:
                 raise AssertionError(f"ended without a line with {parts}:\n{self.output}")
             self.lines.append(line)
+            if self._began is not None and ("API ready at" in line or "all services ready" in line):
+                note("server", name=self.paths.namespace, seconds=time.monotonic() - self._began)
+                self._began = None
             if all(part in line for part in parts):
                 return line
 

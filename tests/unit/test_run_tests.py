@@ -62,12 +62,13 @@ def run(project: Path, text: str, *arguments: str) -> tuple[int, list[str]]:
     (project / "scripts").mkdir()
     for name in ("__init__", "outcomes", "run_tests"):
         shutil.copy(ROOT / "scripts" / f"{name}.py", project / "scripts")
+    shutil.copytree(ROOT / "scripts" / "in_processes", project / "scripts" / "in_processes")
     (project / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
     (project / "test_it.py").write_text(text)
     before = tuple(argument for argument in arguments if argument == "--repeat-failed")
     after = arguments[len(before) :]
     command = [sys.executable, "-m", "scripts.run_tests", *before, "e2e", "--", "test_it.py", *after]
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environ = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "DYN_RECORD"}}
     environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     done = subprocess.run(command, cwd=project, env=environ, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout.splitlines()
