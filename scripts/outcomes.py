@@ -1,5 +1,6 @@
 """A pytest plugin that writes what became of each test: `pytest -p scripts.outcomes --outcomes=FILE`.
 
+`--part=2/3` runs the second third of the tests.
 Where $DYN_RECORD names a file, it notes there what each test and each fixture took, too: scripts/test_times.py.
 """
 
@@ -95,8 +96,15 @@ class Stopwatch:
                 note("fixture", name=fixturedef.argname, scope=fixturedef.scope, seconds=seconds, cpu=cpu)
 
 
+def part_of(length: int, part: str) -> slice:
+    """The items of a sequence that are a part of it: `2/3` is the second third."""
+    number, count = map(int, part.split("/"))
+    return slice(length * (number - 1) // count, length * number // count)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--outcomes", type=Path, help="file to write what became of each test to")
+    parser.addoption("--part", help="run one part of the tests: NUMBER/COUNT, from 1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -106,3 +114,15 @@ def pytest_configure(config: pytest.Config) -> None:
     # Workers of pytest-xdist report to the process that started them.
     if path is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder(path))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, object, object]:
+    """Leave the part that was asked for, of the tests in the order in which they would run."""
+    result = yield
+    part = config.getoption("--part")
+    if part is not None:
+        kept = items[part_of(len(items), part)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+    return result
