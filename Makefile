@@ -11,6 +11,7 @@
 #   make clients                    real clients, each in an environment of its own; ARGS='--only openai' for some
 #   make conformance                vLLM's own API tests; ARGS='--server vllm' to compare with vLLM's own server
 #   make reference                  docs/reference/cli.md and configuration.md, from the code
+#   make mutants                    changes at random that tests should notice; SEED=... for others, after make mutants-map
 #   make lint | bench | setup | lock
 #
 #   EXTRA=cuda      vLLM's CUDA build instead of the CPU one (kept from then on)
@@ -21,7 +22,7 @@ BIN := .venv/bin
 
 export PYTHON SLICE
 
-.PHONY: setup serve check test nightly lint format reference bench chaos soak families clients conformance lock
+.PHONY: setup serve check test nightly lint format reference bench chaos soak families clients conformance lock mutants mutants-map
 
 setup:
 	@scripts/setup $(if $(EXTRA),--extra $(EXTRA))
@@ -73,3 +74,9 @@ conformance: setup
 
 lock: setup
 	@$(BIN)/python -m scripts.lock $(ARGS)
+
+mutants: setup
+	@exec $(BIN)/python -m scripts.mutants run $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+mutants-map: setup
+	@exec $(BIN)/python -m scripts.mutants map $(or $(ARGS),tests -n 2)

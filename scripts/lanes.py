@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from scripts.test_times import Line, file_of, read
+from scripts.timings import Line, file_of, read
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = Path(__file__).with_name("nightly_seconds.json")

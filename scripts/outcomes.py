@@ -1,7 +1,8 @@
 """A pytest plugin that writes what became of each test: `pytest -p scripts.outcomes --outcomes=FILE`.
 
 `--part=2/3` runs the second third of the tests.
-Where $DYN_RECORD names a file, it notes there what each test and each fixture took, too: scripts/test_times.py.
+Where processes note the lines that they run (scripts/mutants.py), it says for which test.
+Where $DYN_RECORD names a file, it notes there what each test and each fixture took, too: scripts/timings.py.
 """
 
 from __future__ import annotations
@@ -96,6 +97,22 @@ class Stopwatch:
                 note("fixture", name=fixturedef.argname, scope=fixturedef.scope, seconds=seconds, cpu=cpu)
 
 
+class LineContexts:
+    """Has lines that run in a process with tests noted for the test that runs."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        from coverage import Coverage
+
+        measured = Coverage.current()
+        assert measured is not None
+        measured.switch_context(item.nodeid)
+        try:
+            return (yield)
+        finally:
+            measured.switch_context("")
+
+
 def part_of(length: int, part: str) -> slice:
     """The items of a sequence that are a part of it: `2/3` is the second third."""
     number, count = map(int, part.split("/"))
@@ -110,6 +127,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if "DYN_RECORD" in os.environ:
         config.pluginmanager.register(Stopwatch())
+    if "COVERAGE_PROCESS_START" in os.environ:
+        config.pluginmanager.register(LineContexts())
     path = config.getoption("--outcomes")
     # Workers of pytest-xdist report to the process that started them.
     if path is not None and not hasattr(config, "workerinput"):

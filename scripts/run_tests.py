@@ -6,7 +6,7 @@
     python -m scripts.run_tests --changed git ...      of the unit tests, those that a change touches
     python -m scripts.run_tests --turn ...             also a slice of the nightly tests, and touched lanes
     python -m scripts.run_tests --repeat-failed ...    failed tests once more at the end, each alone
-    python -m scripts.run_tests --record FILE ...      note what each test takes (scripts.test_times)
+    python -m scripts.run_tests --record FILE ...      note what each test takes (scripts.timings)
 
 Lint runs beside the first suite. All that was asked for is run, whatever fails. The last line is
 `N passed, N failed, N skipped`.
@@ -247,6 +247,12 @@ def suite_run(suite: str, changed: frozenset[str] | None) -> Run:
     return Run(suite, suite, (*(test for test in tests if lanes.runs_every_day(test) or test in touched), *options))
 
 
+def own_run(arguments: Sequence[str]) -> Run:
+    """A run of pytest with the arguments of whoever asks, with what the suites of its tests need."""
+    named = (suite for suite in FORKING if any(argument.startswith(f"tests/{suite}") for argument in arguments))
+    return Run("pytest", next(named, "pytest"), tuple(arguments))
+
+
 def named_changes(changed: str) -> frozenset[str] | None:
     """Paths: those given, or for `git` those that differ from the remote's main branch. None: any."""
     if changed not in {"all", "git"}:
@@ -315,7 +321,7 @@ def main(arguments: Sequence[str]) -> int:
     at = arguments.index("--") if "--" in arguments else len(arguments)
     options = parse(arguments[:at])
     turn = turn_of_ci() if options.turn else None
-    own = [Run("pytest", "pytest", tuple(arguments[at + 1 :]))] if at < len(arguments) else []
+    own = [own_run(arguments[at + 1 :])] if at < len(arguments) else []
     runs = own or chosen_runs(options, turn)
     for line in turn.lines() if turn is not None else []:
         say(line)

@@ -56,7 +56,8 @@ class ServerProcess:
         if not driver_present():
             # Servers of other tests, and of others, may be on the same cores.
             environ.setdefault(CPU_SLOTS_VARIABLE, str(len(usable_cores())))
-        for name in ("NATS_SERVER", "NATS_TOKEN", "NATS_CA", "DYN_NAMESPACE"):
+        # The last is set by an import of Ray in this process, and would have the server import vLLM anew.
+        for name in ("NATS_SERVER", "NATS_TOKEN", "NATS_CA", "DYN_NAMESPACE", "RAY_CLIENT_MODE"):
             environ.pop(name, None)
         if imports:
             environ.pop(IMPORTED_ENV, None)
@@ -84,6 +85,13 @@ class ServerProcess:
         # Not at once: resource trackers, which end by themselves, remove the shared memory of the dead first.
         ProcFs().end(self.processes(), TRACKERS_S, PATIENCE_S)
         self._temporary.cleanup()
+        self._assert_forked()
+
+    def _assert_forked(self) -> None:
+        """That the environment was no reason to import vLLM anew: it costs 17 s of a core, and nobody would notice."""
+        for log in self.paths.logs_dir.glob("*_ForkServer.log"):
+            refused = [line for line in log.read_text().splitlines() if f"no fork from ${IMPORTED_ENV}" in line]
+            assert not any("its environment differs" in line for line in refused), refused
 
     def _read(self) -> None:
         assert self.process.stdout is not None

@@ -23,7 +23,7 @@ from scripts.changes import (
     turn_of,
 )
 from scripts.lanes import COMMANDS, LANES, NIGHTLY, ROOT, SLICE_S, Item, items, read_seconds, slices, turn
-from scripts.test_times import Line, report
+from scripts.timings import Line, report
 
 ITEMS = items(ROOT, read_seconds())
 NAMES = st.text("abcdef", min_size=1, max_size=4).map(lambda name: f"tests/e2e/test_{name}.py")

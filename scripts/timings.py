@@ -1,4 +1,4 @@
-"""What a recorded run took, as tables: `python -m scripts.test_times FILE [--top N]`.
+"""What a recorded run took, as tables: `python -m scripts.timings FILE [--top N]`.
 
 The file is made by `python -m scripts.run_tests --record FILE`. CPU seconds say more than seconds where the machine has
 other work. Those of a test include its servers', but not what forks of tests/imported.py compute; those of a suite
