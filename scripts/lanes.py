@@ -37,28 +37,51 @@ LANES: Mapping[str, tuple[str, ...]] = {
         "dynamo_local/supervisor/server/nats",
         "dynamo_local/supervisor/places",
     ),
-    "tools": ("benchmarks", "docs/guides/clients.md", "tests/chaos", "tests/clients", "tests/conformance"),
+    "benchmarks": ("benchmarks",),
+    "chaos": ("tests/chaos",),
+    "clients": ("docs/guides/clients.md", "tests/clients"),
+    "conformance": ("tests/conformance",),
     "long": (),
 }
 """Lane -> paths that touch it: what is changed there has all of the lane run, and what fails blocks."""
 
+_KILLED_ANSWERS = "test_whatever_is_killed_the_answer_is_the_same_and_so_is_each_event"
+_KILLED_RESTARTS = "test_a_command_killed_at_any_moment_leaves_as_many_workers"
+_KILLED_SCALINGS = "test_commands_killed_at_any_moment_leave_nothing_half_done"
+
 NIGHTLY: Mapping[str, str] = {
-    "tests/integration/ray": "cluster",
     "tests/e2e/test_conformance.py": "vllm",
+    "tests/integration/ray": "cluster",
+    "tests/integration/supervisor/test_far_worker.py": "cluster",
+    "tests/integration/supervisor/test_nats_cluster.py": "cluster",
+    "tests/integration/endpoints/test_turns.py::"
+    "test_a_queue_of_mixed_requests_takes_few_starts_and_a_running_request_is_never_cut": "long",
+    f"tests/integration/frontend/test_background_answers.py::{_KILLED_ANSWERS}[Nats]": "long",
+    f"tests/integration/frontend/test_background_answers.py::{_KILLED_ANSWERS}[serve]": "long",
+    "tests/integration/monitoring/test_chaos_short.py::test_with_prefill_workers_as_well": "long",
+    "tests/integration/monitoring/test_planner.py::"
+    "test_a_disaggregated_graph_adds_and_removes_workers_of_both_roles": "long",
+    "tests/integration/monitoring/test_planner.py::test_a_planner_that_is_killed_is_started_again_and_goes_on": "long",
+    "tests/integration/stored/test_async_tasks_of_a_server.py": "long",
+    "tests/integration/stored/test_batches_of_a_server.py::test_each_line_has_one_result_whatever_is_killed": "long",
+    "tests/integration/supervisor/test_devices.py::test_a_device_never_has_two_holders": "long",
+    "tests/integration/supervisor/test_dynamo_names.py": "long",
+    f"tests/integration/supervisor/test_restart.py::{_KILLED_RESTARTS}[1-0.4]": "long",
+    f"tests/integration/supervisor/test_restart.py::{_KILLED_RESTARTS}[3-0.8]": "long",
+    "tests/integration/supervisor/test_rotation.py::test_nats_killed_during_a_rotation_costs_no_request[0.0]": "long",
+    f"tests/integration/supervisor/test_scaling.py::{_KILLED_SCALINGS}[0.3]": "long",
+    f"tests/integration/supervisor/test_scaling.py::{_KILLED_SCALINGS}[0.6]": "long",
+    "tests/unit/benchmarks": "benchmarks",
     "tests/e2e -m families": "long",
-    "tests/unit/benchmarks": "tools",
-    "tests/unit/chaos": "tools",
-    "tests/unit/clients": "tools",
-    "tests/unit/conformance": "tools",
     "tests/unit/core --hypothesis-profile=nightly": "long",
 }
 """What does not run every day -> its lane. A folder, a file or a test, or arguments of pytest that choose some."""
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "conformance agg_router": ("long", "tests.conformance --server agg_router"),
-    "conformance disagg": ("long", "tests.conformance --server disagg"),
-    "clients": ("tools", "tests.clients"),
-    "chaos on mockers": ("long", "tests.chaos --seconds 120"),
+    "conformance agg_router": ("conformance", "tests.conformance --server agg_router"),
+    "conformance disagg": ("conformance", "tests.conformance --server disagg"),
+    "clients": ("clients", "tests.clients"),
+    "chaos on mockers": ("chaos", "tests.chaos --seconds 120"),
     "chaos on vLLM": ("long", "tests.chaos --seconds 120 --engine vllm"),
 }
 """What is no test of pytest: name -> its lane, and the module with its arguments."""
@@ -173,10 +196,10 @@ class Turn:
         """What runs and what does not, to be said."""
         lanes = sorted({item.lane for item in self.touched})
         return [
-            f"beside the everyday tests: {_named(self.touched) or 'nothing'}, touched by the change"
+            f"beside the everyday tests: {named(self.touched) or 'nothing'}, touched by the change"
             + (f" ({', '.join(lanes)})" if lanes else ""),
-            f"slice {self.number + 1} of {self.of}: {_named(self.extra) or 'nothing else'}; it does not block",
-            f"not run: {_named(self.left_out) or 'nothing'}",
+            f"slice {self.number + 1} of {self.of}: {named(self.extra) or 'nothing else'}; it does not block",
+            f"not run: {named(self.left_out) or 'nothing'}",
         ]
 
 
@@ -190,15 +213,12 @@ def turn(all_items: Sequence[Item], number: int, changed: Collection[str] | None
     return Turn(number % len(groups), len(groups), touched, extra, left_out)
 
 
-def _named(items: Iterable[Item]) -> str:
+def named(items: Iterable[Item]) -> str:
     """Names of items, those of one folder by how many they are."""
     folders: dict[str, list[str]] = defaultdict(list)
     for item in items:
-        folders[item.name.rpartition("/")[0]].append(item.name)
-    return ", ".join(
-        names[0] if len(names) == 1 else f"{len(names)} of {folder}" if folder else ", ".join(names)
-        for folder, names in folders.items()
-    )
+        folders["/".join(item.name.split("/")[:3]) if item.suite is not None else item.name].append(item.name)
+    return ", ".join(names[0] if len(names) == 1 else f"{len(names)} of {at}" for at, names in folders.items())
 
 
 def recorded(lines: Iterable[Line], old: Mapping[str, float], names: Collection[str]) -> dict[str, float]:
@@ -206,8 +226,8 @@ def recorded(lines: Iterable[Line], old: Mapping[str, float], names: Collection[
     found: dict[str, float] = defaultdict(float)
     for line in lines:
         if line.kind == "test":
-            found[file_of(line.name)] += line.wall
-            found[line.name.partition("[")[0]] += line.wall
+            for name in {file_of(line.name), line.name.partition("[")[0], line.name}:
+                found[name] += line.wall
         elif line.kind == "suite":
             found[line.name.partition(" (")[0]] += line.seconds
     both = {**old, **found}
@@ -223,7 +243,7 @@ def main(arguments: Sequence[str]) -> int:
         table = recorded(read(options.record), read_seconds(), names)
         SECONDS.write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n")
     for number, group in enumerate(slices(items(ROOT, read_seconds()))):
-        print(f"{number + 1}: {sum(item.seconds for item in group):.0f} s: {', '.join(item.name for item in group)}")
+        print(f"{number + 1}: {sum(item.seconds for item in group):.0f} s: {named(group)}")
     return 0
 
 

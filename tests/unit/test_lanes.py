@@ -36,7 +36,7 @@ def test_what_is_named_is_there() -> None:
     for target in NIGHTLY:
         path, _, test = target.partition(" ")[0].partition("::")
         assert (ROOT / path).exists(), target
-        assert not test or f"def {test}(" in (ROOT / path).read_text(), target
+        assert not test or f"def {test.partition('[')[0]}(" in (ROOT / path).read_text(), target
     assert {*NIGHTLY.values(), *(lane for lane, _ in COMMANDS.values())} <= set(LANES)
     for path in (path for paths in LANES.values() for path in paths):
         assert (ROOT / path).exists(), path
