@@ -99,12 +99,13 @@ class Report:
         (self.broken if blocks else self.not_blocking).append(name)
 
     def repeat(self, passes: Callable[[str], bool]) -> None:
-        """Run the failed tests once more, unless they are many."""
-        if len(self.failed) > MOST_REPEATED:
-            return
-        self.flaky = [test for test in self.failed if passes(test)]
-        self.failed = [test for test in self.failed if test not in self.flaky]
-        self.passed += len(self.flaky)
+        """Run the failed tests once more, unless they are many; those of the slice apart from the others."""
+        for failed in (self.failed, self.not_blocking):
+            if len(failed) <= MOST_REPEATED:
+                flaky = [test for test in failed if ".py" in test and passes(test)]
+                failed[:] = [test for test in failed if test not in flaky]
+                self.flaky += flaky
+                self.passed += len(flaky)
 
     def lines(self) -> list[str]:
         flaky = [f"flaky: {test} (failed, then passed when it was repeated alone)" for test in self.flaky]
@@ -196,7 +197,8 @@ def run_suite(report: Report, run: Run) -> None:
     else:
         code, outcomes = run_pytest((*SLOWEST, *run.arguments))
         report.add(outcomes, run.blocks)
-        if code not in (PASSED, FAILED) or (code == FAILED and not outcomes.failed):
+        is_empty_part = code == NO_TESTS and any(argument.startswith("--part=") for argument in run.arguments)
+        if not is_empty_part and (code not in (PASSED, FAILED) or (code == FAILED and not outcomes.failed)):
             why = "no test was found" if code == NO_TESTS else f"pytest ended with {code}"
             report.add_broken(f"{run.name}, as {why}", run.blocks)
     note("suite", name=run.name, seconds=time.monotonic() - began, cpu=cpu_seconds(os.getpid()) - cpu)

@@ -133,7 +133,7 @@ def test_lint_that_fails_fails_the_run(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_many_failures_are_not_repeated() -> None:
-    failed = [f"test {number}" for number in range(MOST_REPEATED + 1)]
+    failed = [f"test_{number}.py" for number in range(MOST_REPEATED + 1)]
     report = Report()
     report.add(Outcomes(passed=["a"], failed=failed))
     report.repeat(lambda test: pytest.fail("it was repeated"))
@@ -143,19 +143,20 @@ def test_many_failures_are_not_repeated() -> None:
 
 def test_only_those_that_pass_are_flaky() -> None:
     report = Report()
-    report.add(Outcomes(passed=["a"], failed=["b", "c"], skipped=["d"]))
-    report.repeat(lambda test: test == "b")
-    assert (report.passed, report.failed, report.flaky) == (2, ["c"], ["b"])
+    report.add(Outcomes(passed=["a"], failed=["b.py", "c.py"], skipped=["d"]))
+    report.repeat(lambda test: test == "b.py")
+    assert (report.passed, report.failed, report.flaky) == (2, ["c.py"], ["b.py"])
     assert report.exit_code == 1
 
 
 def test_what_is_no_reason_to_fail_is_said_and_blocks_nothing() -> None:
     report = Report()
-    report.add(Outcomes(passed=["a"], failed=["b"]), blocks=False)
+    report.add(Outcomes(passed=["a"], failed=["b.py"]), blocks=False)
     report.add_broken("clients, which ended with 1", blocks=False)
+    report.repeat(lambda test: False)
     assert report.exit_code == 0
     assert report.lines() == [
-        "not blocking: failed: b",
+        "not blocking: failed: b.py",
         "not blocking: failed: clients, which ended with 1",
         "1 passed, 0 failed, 0 skipped",
     ]
