@@ -58,7 +58,6 @@ NIGHTLY: Mapping[str, str] = {
     "tests/e2e/environments/test_local.py": "long",
     "tests/e2e/faults/test_background_answers.py": "long",
     "tests/e2e/faults/test_neighbour.py": "long",
-    "tests/e2e/models/test_families.py": "models",
     "tests/e2e/models/test_fidelity.py::test_each_row": "models",
     "tests/e2e/models/test_pooling.py": "models",
     "tests/e2e/models/test_real_model.py": "models",
@@ -88,7 +87,7 @@ NIGHTLY: Mapping[str, str] = {
     f"tests/integration/supervisor/test_scaling.py::{_KILLED_SCALINGS}[0.3]": "long",
     f"tests/integration/supervisor/test_scaling.py::{_KILLED_SCALINGS}[0.6]": "long",
     "tests/unit/benchmarks": "benchmarks",
-    "tests/e2e -m families": "long",
+    "tests/e2e -m families": "models",
     "tests/unit/core --hypothesis-profile=nightly": "long",
 }
 """What does not run every day -> its lane. A folder, a file or a test, or arguments of pytest that choose some."""

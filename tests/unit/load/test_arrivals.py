@@ -26,7 +26,7 @@ def first(arrivals: Arrivals, count: int, seed: int = 0) -> list[float]:
 
 
 @given(processes, st.integers())
-def timings_never_fall_and_are_a_function_of_the_seed(arrivals: Arrivals, seed: int) -> None:
+def test_times_never_fall_and_are_a_function_of_the_seed(arrivals: Arrivals, seed: int) -> None:
     times = first(arrivals, 50, seed)
     assert times[0] >= 0
     assert times == sorted(times)

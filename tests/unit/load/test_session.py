@@ -62,7 +62,7 @@ async def test_every_request_has_the_lengths_asked_for() -> None:
     assert {token for each in stub.asked for token in each.body["prompt"]} <= set(range(300, 340))
 
 
-async def timings_are_in_order() -> None:
+async def test_times_are_in_order() -> None:
     async with serving(Stub()) as stub:
         found = await load(stub)
     for each in found.requests:

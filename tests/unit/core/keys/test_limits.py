@@ -91,5 +91,5 @@ def test_what_has_been_used_beyond_is_owed() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0s"), (0.0081, "9ms"), (0.12, "120ms"), (8.64, "8.64s"), (60, "1m0s"), (360, "6m0s")]
 )
-def timings_are_written_as_openai_writes_them(seconds: float, text: str) -> None:
+def test_times_are_written_as_openai_writes_them(seconds: float, text: str) -> None:
     assert shown_time(seconds) == text

@@ -24,7 +24,7 @@ def awake(at: float = 0.0) -> Idling:
     return Idling(active_at=at)
 
 
-def timings_have_defaults_that_give_way_to_what_is_given() -> None:
+def test_times_have_defaults_that_give_way_to_what_is_given() -> None:
     assert idle.times_of(ONE) == IdleTimes(None, None)
     assert idle.times_of(EndpointSpec(name="a", model="m", park_after_s=5)) == IdleTimes(5, None)
     assert idle.times_of(EndpointSpec(name="a", model="m", min_workers=0)) == IdleTimes(60, 900)
