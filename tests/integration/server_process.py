@@ -32,6 +32,11 @@ READY_WITHIN_S = 300.0
 TRACKERS_S = 5.0
 
 
+IMPORTED_ANEW: list[str] = []
+"""What fork servers of ended servers have said of an environment for which they have imported vLLM once more."""
+_UNLIKE_TESTS = f"no fork from ${IMPORTED_ENV} (the fork server does not fork: its environment differs"
+
+
 class ServerProcess:
     """Start with a command line; use as a context manager, which leaves no process behind. `imports`: its fork server
     imports vLLM for itself, even where a process that has done so is there to be forked (tests/imported.py)."""
@@ -85,13 +90,8 @@ class ServerProcess:
         # Not at once: resource trackers, which end by themselves, remove the shared memory of the dead first.
         ProcFs().end(self.processes(), TRACKERS_S, PATIENCE_S)
         self._temporary.cleanup()
-        self._assert_forked()
-
-    def _assert_forked(self) -> None:
-        """That the environment was no reason to import vLLM anew: it costs 17 s of a core, and nobody would notice."""
         for log in self.paths.logs_dir.glob("*_ForkServer.log"):
-            refused = [line for line in log.read_text().splitlines() if f"no fork from ${IMPORTED_ENV}" in line]
-            assert not any("its environment differs" in line for line in refused), refused
+            IMPORTED_ANEW.extend(line for line in log.read_text().splitlines() if _UNLIKE_TESTS in line)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
