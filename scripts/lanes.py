@@ -37,7 +37,7 @@ LANES: Mapping[str, tuple[str, ...]] = {
         "dynamo_local/supervisor/server/nats",
         "dynamo_local/supervisor/places",
     ),
-    "models": ("dynamo_local/core/sizing", "dynamo_local/model", "requirements"),
+    "models": ("dynamo_local/core/sizing", "dynamo_local/model"),
     "planner": ("components/planner.py", "dynamo_local/core/planning", "dynamo_local/planner"),
     "benchmarks": ("benchmarks",),
     "chaos": ("tests/chaos",),
@@ -117,9 +117,13 @@ class Item:
         """Whether it is a run of its own. Others of a suite share one, and so their servers."""
         return self.suite is None or len(self.arguments) > 1
 
-    def touched_by(self, changed: Iterable[str]) -> bool:
-        """Whether a change concerns it: a path of its lane, or its own file."""
-        return any(below(path, (*LANES[self.lane], file_of(self.arguments[0]))) for path in changed)
+    def touched_by(self, changed: Collection[str] | None) -> bool:
+        """Whether a change concerns it: a path of its lane, or its own file. None: the change is unknown, and concerns
+        all tests whose lane has paths, but no commands."""
+        if changed is None:
+            return self.suite is not None and len(LANES[self.lane]) > 0
+        own = file_of(self.arguments[0])
+        return any(below(path, LANES[self.lane]) or (path == own and own.endswith(".py")) for path in changed)
 
 
 def below(path: str, places: Iterable[str]) -> bool:
@@ -219,10 +223,10 @@ class Turn:
 
 
 def turn(all_items: Sequence[Item], number: int, changed: Collection[str] | None) -> Turn:
-    """The slice whose number it is, counted round, and what a change touches: all if what has changed is unknown."""
+    """The slice whose number it is, counted round, and what a change touches."""
     groups = slices(all_items)
     mine = groups[number % len(groups)]
-    touched = tuple(item for item in all_items if changed is None or item.touched_by(changed))
+    touched = tuple(item for item in all_items if item.touched_by(changed))
     extra = tuple(item for item in mine if item not in touched)
     left_out = tuple(item for item in all_items if item not in touched and item not in extra)
     return Turn(number % len(groups), len(groups), touched, extra, left_out)

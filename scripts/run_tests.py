@@ -272,7 +272,7 @@ def turn_of_ci() -> lanes.Turn:
     try:
         changed = changes.changed_since(ROOT, os.environ.get("BASE") or changes.day_base(ROOT))
     except changes.UnknownChangeError as error:
-        say(f"what has changed is unknown, so all lanes are touched: {error}")
+        say(f"what has changed is unknown, so the tests of all lanes with paths are run: {error}")
         changed = None
     number = slice_asked_for()
     try:
