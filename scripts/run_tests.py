@@ -1,9 +1,12 @@
 """Lint and tests, as `make check`, `make test` and CI run them.
 
-    python -m scripts.run_tests                        everything
-    python -m scripts.run_tests lint unit              some of: lint, unit, integration, e2e
+    python -m scripts.run_tests                        lint, unit, integration and e2e, without nightly tests
+    python -m scripts.run_tests lint unit              some of them; or nightly, or a lane of scripts.lanes
     python -m scripts.run_tests lint -- ARGUMENTS      pytest with these arguments instead of the suites
+    python -m scripts.run_tests --changed git ...      of the unit tests, those that a change touches
+    python -m scripts.run_tests --turn ...             also a slice of the nightly tests, and touched lanes
     python -m scripts.run_tests --repeat-failed ...    failed tests once more at the end, each alone
+    python -m scripts.run_tests --record FILE ...      note what each test takes (scripts.timings)
 
 Lint runs beside the first suite. All that was asked for is run, whatever fails. The last line is
 `N passed, N failed, N skipped`.
@@ -27,7 +30,9 @@ from typing import NoReturn
 
 import msgspec
 
-from scripts.outcomes import Outcomes
+from scripts import changes, lanes
+from scripts.in_processes.sitecustomize import note
+from scripts.outcomes import Outcomes, cpu_seconds
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -47,7 +52,8 @@ SUITES: dict[str, tuple[str, ...]] = {
     "e2e": ("tests/e2e", "-m", "not families"),
 }
 """Name -> arguments of pytest. Every folder with tests belongs to one of them."""
-STEPS = ("lint", *SUITES)
+STEPS = ("lint", *SUITES, "nightly", *lanes.LANES)
+EVERYDAY = ("lint", *SUITES)
 SLOWEST = ("--durations=40", "--durations-min=4")
 """What pytest tells at the end of a suite: which tests took longest, to know what to make quicker."""
 FORKING = {"integration"}
@@ -57,6 +63,16 @@ MOST_REPEATED = 5
 """Failed tests of one run that are repeated. More are no accident."""
 PASSED, FAILED, NO_TESTS = 0, 1, 5
 """Exit codes of pytest."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of pytest, or of a module if `suite` is None. `blocks`: whether the whole fails if it does."""
+
+    name: str
+    suite: str | None
+    arguments: tuple[str, ...]
+    blocks: bool = True
 
 
 @dataclass
@@ -71,24 +87,31 @@ class Report:
     """Tests that failed, and passed when they were repeated."""
     broken: list[str] = field(default_factory=list)
     """What failed beside tests: lint, and runs of pytest that did not get to their end."""
+    not_blocking: list[str] = field(default_factory=list)
+    """What failed of the slice, which is no reason to fail."""
 
-    def add(self, outcomes: Outcomes) -> None:
+    def add(self, outcomes: Outcomes, blocks: bool = True) -> None:
         self.passed += len(outcomes.passed)
         self.skipped += len(outcomes.skipped)
-        self.failed += outcomes.failed
+        (self.failed if blocks else self.not_blocking).extend(outcomes.failed)
+
+    def add_broken(self, name: str, blocks: bool) -> None:
+        (self.broken if blocks else self.not_blocking).append(name)
 
     def repeat(self, passes: Callable[[str], bool]) -> None:
-        """Run the failed tests once more, unless they are many."""
-        if len(self.failed) > MOST_REPEATED:
-            return
-        self.flaky = [test for test in self.failed if passes(test)]
-        self.failed = [test for test in self.failed if test not in self.flaky]
-        self.passed += len(self.flaky)
+        """Run the failed tests once more, unless they are many; those of the slice apart from the others."""
+        for failed in (self.failed, self.not_blocking):
+            if len(failed) <= MOST_REPEATED:
+                flaky = [test for test in failed if ".py" in test and passes(test)]
+                failed[:] = [test for test in failed if test not in flaky]
+                self.flaky += flaky
+                self.passed += len(flaky)
 
     def lines(self) -> list[str]:
         flaky = [f"flaky: {test} (failed, then passed when it was repeated alone)" for test in self.flaky]
         failed = [f"failed: {name}" for name in (*self.broken, *self.failed)]
-        return [*flaky, *failed, f"{self.passed} passed, {len(self.failed)} failed, {self.skipped} skipped"]
+        others = [f"not blocking: failed: {name}" for name in self.not_blocking]
+        return [*flaky, *others, *failed, f"{self.passed} passed, {len(self.failed)} failed, {self.skipped} skipped"]
 
     @property
     def exit_code(self) -> int:
@@ -155,14 +178,31 @@ def run_pytest(arguments: Sequence[str]) -> tuple[int, Outcomes]:
         return code, msgspec.json.decode(file.read_bytes(), type=Outcomes) if file.exists() else Outcomes()
 
 
-def run_suite(report: Report, name: str, arguments: Sequence[str]) -> None:
-    say(f"\n{name}: pytest {' '.join(arguments)}")
-    began = time.monotonic()
-    code, outcomes = run_pytest((*SLOWEST, *arguments))
-    report.add(outcomes)
-    if code not in (PASSED, FAILED) or (code == FAILED and not outcomes.failed):
-        report.broken.append(f"{name}, as {'no test was found' if code == NO_TESTS else f'pytest ended with {code}'}")
-    say(f"{name}: {time.monotonic() - began:.0f} s")
+def record(path: Path) -> None:
+    """Have this process and all that it starts note what they do in a new file."""
+    path.unlink(missing_ok=True)
+    os.environ["DYN_RECORD"] = str(path.resolve())
+    ours = str(ROOT / "scripts" / "in_processes")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
+
+
+def run_suite(report: Report, run: Run) -> None:
+    command = "pytest" if run.suite is not None else f"python -m {run.arguments[0]}"
+    say(f"\n{run.name}: {command} {' '.join(run.arguments[run.suite is None :])}")
+    began, cpu = time.monotonic(), cpu_seconds(os.getpid())
+    if run.suite is None:
+        code = subprocess.run([sys.executable, "-m", *run.arguments], cwd=ROOT, stdin=subprocess.DEVNULL).returncode
+        if code != 0:
+            report.add_broken(f"{run.name}, which ended with {code}", run.blocks)
+    else:
+        code, outcomes = run_pytest((*SLOWEST, *run.arguments))
+        report.add(outcomes, run.blocks)
+        is_empty_part = code == NO_TESTS and any(argument.startswith("--part=") for argument in run.arguments)
+        if not is_empty_part and (code not in (PASSED, FAILED) or (code == FAILED and not outcomes.failed)):
+            why = "no test was found" if code == NO_TESTS else f"pytest ended with {code}"
+            report.add_broken(f"{run.name}, as {why}", run.blocks)
+    note("suite", name=run.name, seconds=time.monotonic() - began, cpu=cpu_seconds(os.getpid()) - cpu)
+    say(f"{run.name}: {time.monotonic() - began:.0f} s")
 
 
 def passes_alone(test: str) -> bool:
@@ -171,40 +211,130 @@ def passes_alone(test: str) -> bool:
     return code == PASSED
 
 
-def run_all(checks: Sequence[str], suites: Sequence[tuple[str, Sequence[str]]]) -> Report:
+def run_all(checks: Sequence[str], runs: Sequence[Run]) -> Report:
     """Lint runs beside the first suite alone: what follows has tests that others' work disturbs."""
     report = Report()
     with ThreadPoolExecutor(len(LINT)) as pool:
         passed = {name: pool.submit(lint, name) for name in checks}
-        for name, arguments in suites[:1]:
-            run_suite(report, name, arguments)
+        for run in runs[:1]:
+            run_suite(report, run)
     report.broken += [name for name, check in passed.items() if not check.result()]
-    for name, arguments in suites[1:]:
-        run_suite(report, name, arguments)
+    for run in runs[1:]:
+        run_suite(report, run)
     return report
+
+
+def nightly_runs(items: Sequence[lanes.Item], *, blocks: bool = True) -> list[Run]:
+    """Runs of nightly tests, those of a suite with its options."""
+    found = []
+    for name, group in lanes.runs(items):
+        suite = group[0].suite
+        options = SUITES[suite][1:] if suite is not None else ()
+        arguments = [argument for item in group for argument in item.arguments]
+        # Of two `-m`, pytest goes by the last.
+        found.append(Run(name if group[0].alone else f"nightly {name}", suite, (*options, *arguments), blocks))
+    return found
+
+
+def suite_run(suite: str, changed: frozenset[str] | None) -> Run:
+    """The everyday tests of a suite; of unit tests, those that a change touches. None: anything may have changed."""
+    folder, *options = SUITES[suite]
+    tests = None
+    if suite == "unit" and changed is not None:
+        tests = changes.affected_tests(changed, changes.read_modules(ROOT))
+        say(f"unit tests that the change touches: {'all' if tests is None else f'{len(tests)} files'}")
+    if tests is None or changed is None:
+        return Run(suite, suite, (folder, *options, *lanes.everyday(suite)))
+    touched = {item.arguments[0] for item in lanes.items(ROOT, {}) if item.touched_by(changed)}
+    return Run(suite, suite, (*(test for test in tests if lanes.runs_every_day(test) or test in touched), *options))
+
+
+def own_run(arguments: Sequence[str]) -> Run:
+    """A run of pytest with the arguments of whoever asks, with what the suites of its tests need."""
+    named = (suite for suite in FORKING if any(argument.startswith(f"tests/{suite}") for argument in arguments))
+    return Run("pytest", next(named, "pytest"), tuple(arguments))
+
+
+def named_changes(changed: str) -> frozenset[str] | None:
+    """Paths: those given, or for `git` those that differ from the remote's main branch. None: any."""
+    if changed not in {"all", "git"}:
+        return frozenset(changed.split())
+    try:
+        return None if changed == "all" else changes.changed_since(ROOT, changes.branch_base(ROOT))
+    except changes.UnknownChangeError as error:
+        say(f"what has changed is unknown: {error}")
+        return None
+
+
+def turn_of_ci() -> lanes.Turn:
+    """The slice and the touched lanes of this commit. $SLICE: another slice. $BASE: the commit that the change began
+    from, instead of the newest that is a day older."""
+    try:
+        changed = changes.changed_since(ROOT, os.environ.get("BASE") or changes.day_base(ROOT))
+    except changes.UnknownChangeError as error:
+        say(f"what has changed is unknown, so the tests of all lanes with paths are run: {error}")
+        changed = None
+    number = slice_asked_for()
+    try:
+        number = changes.turn_of(ROOT) if number is None else number
+    except changes.UnknownChangeError:
+        number = 0
+    return lanes.turn(lanes.items(ROOT, lanes.read_seconds()), number, changed)
+
+
+def slice_asked_for() -> int | None:
+    """The number, from 0, of the slice that $SLICE names from 1, or None."""
+    return int(os.environ["SLICE"]) - 1 if os.environ.get("SLICE") else None
 
 
 def stop(*_: object) -> NoReturn:
     raise SystemExit(128 + signal.SIGTERM)
 
 
-def main(arguments: Sequence[str]) -> int:
-    at = arguments.index("--") if "--" in arguments else len(arguments)
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat-failed", action="store_true", help="run failed tests once more, each alone")
-    parser.add_argument("steps", nargs="*", metavar="STEP", help=f"of {', '.join(STEPS)} (default: all)")
-    options = parser.parse_args(arguments[:at])
-    steps = options.steps or STEPS
-    if unknown := set(steps) - set(STEPS):
+    parser.add_argument("--record", type=Path, metavar="FILE", help="note there what each test takes")
+    parser.add_argument("--changed", default="all", metavar="PATHS", help="what has changed: all, git, or paths")
+    parser.add_argument("--turn", action="store_true", help="also a slice of nightly tests, and touched lanes")
+    parser.add_argument("steps", nargs="*", metavar="STEP", help=f"of {', '.join(STEPS)} (default: the first four)")
+    options = parser.parse_args(arguments)
+    options.steps = options.steps or EVERYDAY
+    if unknown := set(options.steps) - set(STEPS):
         parser.error(f"no such step: {', '.join(sorted(unknown))}; there are {', '.join(STEPS)}")
-    own = [("pytest", arguments[at + 1 :])] if at < len(arguments) else []
-    suites = own or [(name, SUITES[name]) for name in SUITES if name in steps]
+    return options
+
+
+def chosen_runs(options: argparse.Namespace, turn: lanes.Turn | None) -> list[Run]:
+    """What was asked for, in the order in which it runs."""
+    changed = named_changes(options.changed)
+    runs = [suite_run(suite, changed) for suite in SUITES if suite in options.steps]
+    items = lanes.items(ROOT, lanes.read_seconds())
+    if "nightly" in options.steps:
+        number = slice_asked_for()
+        runs += nightly_runs(items if number is None else lanes.turn(items, number, ()).extra)
+    runs += nightly_runs([item for item in items if item.lane in options.steps])
+    if turn is not None:
+        runs += [*nightly_runs(turn.touched), *nightly_runs(turn.extra, blocks=False)]
+    return runs
+
+
+def main(arguments: Sequence[str]) -> int:
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    options = parse(arguments[:at])
+    turn = turn_of_ci() if options.turn else None
+    own = [own_run(arguments[at + 1 :])] if at < len(arguments) else []
+    runs = own or chosen_runs(options, turn)
+    for line in turn.lines() if turn is not None else []:
+        say(line)
     signal.signal(signal.SIGTERM, stop)
-    with imported(not FORKING.isdisjoint(name for name, _ in suites)):
-        report = run_all([*LINT] if "lint" in steps else [], suites)
+    if options.record is not None:
+        record(options.record)
+    with imported(any(run.suite in FORKING for run in runs)):
+        report = run_all([*LINT] if "lint" in options.steps else [], runs)
     if options.repeat_failed:
         report.repeat(passes_alone)
-    say("\n" + "\n".join(report.lines()))
+    say("\n" + "\n".join([*(turn.lines() if turn is not None else []), *report.lines()]))
     return report.exit_code
 
 

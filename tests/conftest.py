@@ -7,10 +7,12 @@ import signal
 from hypothesis import HealthCheck, settings
 
 # No deadlines: a slow machine is not a wrong result. And the same examples each time: what one commit has passed, it
-# passes again. 40 of them, where Hypothesis has 100: a property that needs more to be tried says so.
+# passes again. 20 of them, where Hypothesis has 100: a property that needs more to be tried says so.
 settings.register_profile(
-    "tests", max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "tests", max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
+# As `make nightly` tries them: more, and each night other ones.
+settings.register_profile("nightly", settings.get_profile("tests"), derandomize=False, max_examples=200)
 # Other ones, and many: `pytest tests/unit --hypothesis-profile=search`.
 settings.register_profile("search", settings.get_profile("tests"), derandomize=False, max_examples=1000)
 settings.load_profile("tests")

@@ -16,6 +16,7 @@ from typing import Self
 
 from dynamo_local.process.ancestry import PARENT_PID_ENV
 from dynamo_local.process.forkserver.protocol import IMPORTED_ENV
+from scripts.in_processes.sitecustomize import note
 from state.devices.inventory import CPU_SLOTS_VARIABLE, driver_present, usable_cores
 from state.endpoints.board import read_board
 from state.machine.processes import Process, ProcFs, kin
@@ -29,6 +30,11 @@ PATIENCE_S = 120.0
 READY_WITHIN_S = 300.0
 """For a server whose frontend imports vLLM."""
 TRACKERS_S = 5.0
+
+
+IMPORTED_ANEW: list[str] = []
+"""What fork servers of ended servers have said of an environment for which they have imported vLLM once more."""
+_UNLIKE_TESTS = f"no fork from ${IMPORTED_ENV} (the fork server does not fork: its environment differs"
 
 
 class ServerProcess:
@@ -55,12 +61,14 @@ class ServerProcess:
         if not driver_present():
             # Servers of other tests, and of others, may be on the same cores.
             environ.setdefault(CPU_SLOTS_VARIABLE, str(len(usable_cores())))
-        for name in ("NATS_SERVER", "NATS_TOKEN", "NATS_CA", "DYN_NAMESPACE"):
+        # The last is set by an import of Ray in this process, and would have the server import vLLM anew.
+        for name in ("NATS_SERVER", "NATS_TOKEN", "NATS_CA", "DYN_NAMESPACE", "RAY_CLIENT_MODE"):
             environ.pop(name, None)
         if imports:
             environ.pop(IMPORTED_ENV, None)
         environ[PARENT_PID_ENV] = str(os.getpid())
         self.environ: Mapping[str, str] = environ
+        self._began: float | None = time.monotonic()
         self.process = subprocess.Popen(
             # Should the test run itself be killed, its servers go with it.
             [sys.executable, "-m", "dynamo_local.process.guarded", "--", sys.executable, *arguments],
@@ -82,6 +90,8 @@ class ServerProcess:
         # Not at once: resource trackers, which end by themselves, remove the shared memory of the dead first.
         ProcFs().end(self.processes(), TRACKERS_S, PATIENCE_S)
         self._temporary.cleanup()
+        for log in self.paths.logs_dir.glob("*_ForkServer.log"):
+            IMPORTED_ANEW.extend(line for line in log.read_text().splitlines() if _UNLIKE_TESTS in line)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -104,6 +114,9 @@ class ServerProcess:
             if line is None:
                 raise AssertionError(f"ended without a line with {parts}:\n{self.output}")
             self.lines.append(line)
+            if self._began is not None and ("API ready at" in line or "all services ready" in line):
+                note("server", name=self.paths.namespace, seconds=time.monotonic() - self._began)
+                self._began = None
             if all(part in line for part in parts):
                 return line
 

@@ -1,7 +1,7 @@
 """Models of all kinds that vLLM runs on a CPU, served with `kv-transfer` on: they start, go on when their worker dies,
 and move to another one with their KV, or say why not.
 
-`make families` runs all of them; `make test` the one kind that differs most from the model of all other tests.
+`make families` runs them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ TOKENS = 300
 SERVED = [name for name, family in FAMILIES.items() if family.fails is None]
 
 
-def families() -> list[object]:
-    return [name if name == "mamba 2" else pytest.param(name, marks=pytest.mark.families) for name in SERVED]
+pytestmark = pytest.mark.families
 
 
-@pytest.fixture(params=families())
+@pytest.fixture(params=SERVED)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
