@@ -158,7 +158,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _check_config(config: Mapping[str, Any]) -> None:
-    if config.get("peft_type", "LORA") != "LORA":
+    if (config.get("peft_type") or "LORA") != "LORA":
         raise _WrongError(f"has an adapter of type {_shown(config['peft_type'])}, and vLLM loads LoRA alone")
     if missing := [key for key in _NEEDED if key not in config]:
         raise _WrongError(f"has no {' and no '.join(missing)} in {CONFIG}")
@@ -195,7 +195,9 @@ def _is_rank(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return (isinstance(value, int) and not isinstance(value, bool)) or (
+        isinstance(value, float) and math.isfinite(value)
+    )
 
 
 def _is_pattern(text: str) -> bool:

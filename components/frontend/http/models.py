@@ -130,7 +130,8 @@ class ModelEntry:
             why = NO_APPLICATION
         if why is None:
             return None
-        unready = Unready(why, self.comes())
+        comes = self.comes()
+        unready = Unready(why, comes, for_good=not comes)
         return unready if self.waking is None else self.waking.judged(unready)
 
     def look(self) -> None:

@@ -98,6 +98,10 @@ async def test_a_model_that_is_not_ready_is_refused_and_the_other_answers(path: 
     assert (refused.status, refused.error["message"]) == (503, "endpoint a is starting")
     assert refused.headers["retry-after"] == "2"
     assert (await street.ask(path, model="b")).status == 200
+    street.why["a"], street.entries["a"].comes = "endpoint a is failed: no such model", lambda: False
+    failed = await street.ask(path, model="a")
+    assert (failed.status, failed.error["message"]) == (503, "endpoint a is failed: no such model")
+    assert "retry-after" not in failed.headers, "it helps nobody to ask again"
 
 
 async def test_each_model_has_limits_and_counts_of_its_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,7 @@ def test_weights_that_are_cut_off_are_refused(tmp_path: Path, left: int) -> None
         ({"r": None}, "has r: null"),
         ({"lora_alpha": None}, "has lora_alpha: null in adapter_config.json, which must be a number"),
         ({"lora_alpha": "16"}, 'has lora_alpha: "16"'),
+        ({"lora_alpha": math.nan}, "has lora_alpha: NaN"),
         ({"use_dora": True}, "has use_dora: true in adapter_config.json, which must be absent"),
         ({"bias": "all"}, 'has bias: "all"'),
         ({"modules_to_save": ["lm_head"]}, 'has modules_to_save: ["lm_head"]'),
@@ -115,6 +117,7 @@ def test_settings_that_are_missing_are_named(tmp_path: Path) -> None:
         {"use_dora": False, "modules_to_save": None, "init_lora_weights": True, "use_rslora": True},
         {"modules_to_save": ["score"], "rank_pattern": {}, "alpha_pattern": {"q_proj": 4.5}, "lora_alpha": 0.5},
         {"init_lora_weights": "gaussian", "layer_replication": None, "target_modules": "all-linear"},
+        {"peft_type": None, "lora_alpha": 10**400},
     ],
 )
 def test_what_vllm_loads_is_taken(tmp_path: Path, changed: dict[str, Any]) -> None:

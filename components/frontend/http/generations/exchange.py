@@ -70,6 +70,6 @@ class Exchange(msgspec.Struct, frozen=True):
         return Outgoing(self.early, self.renaming, RETRY_NO_WORKER_S)
 
 
-def unavailable(why: str) -> Refusal:
-    """Return the refusal of a request that may be sent again later."""
-    return Refusal(503, why, "ServiceUnavailableError", retry_after_s=RETRY_NO_WORKER_S)
+def unavailable(why: str, *, retry_s: int | None = RETRY_NO_WORKER_S) -> Refusal:
+    """Return the refusal of a request that may be sent again in `retry_s` seconds; None: that helps nothing."""
+    return Refusal(503, why, "ServiceUnavailableError", retry_after_s=retry_s)

@@ -40,7 +40,9 @@ def not_held(entry: ModelEntry, request: GenerationRequest, unready: Unready) ->
 
 def refusal_of(step: GiveUp) -> Refusal:
     """Return the refusal of a request that is not held, or no longer."""
-    return _limited(step.why, RETRY_NO_WORKER_S) if step.full else unavailable(step.why)
+    if step.full:
+        return _limited(step.why, RETRY_NO_WORKER_S)
+    return unavailable(step.why, retry_s=None if step.for_good else RETRY_NO_WORKER_S)
 
 
 def _limited(why: str, retry_s: int) -> Refusal:

@@ -39,10 +39,12 @@ class HoldLimits:
 
 @dataclass(frozen=True)
 class Unready:
-    """Why a model takes no requests now. `comes`: whether it is to take some without another order."""
+    """Why a model takes no requests now. `comes`: whether it is to take some soon. `for_good`: it takes none before
+    another order, so that it helps nobody to ask again."""
 
     why: str
     comes: bool = True
+    for_good: bool = False
 
 
 @dataclass(eq=False)
@@ -75,17 +77,19 @@ class Wait:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """The request is refused, for this reason. `full`: too many wait already; otherwise it would wait for nothing."""
+    """The request is refused, for this reason. `full`: too many wait already; otherwise it would wait for nothing, and
+    `for_good` is as in `Unready`."""
 
     why: str
     full: bool = False
+    for_good: bool = False
 
 
 def refused(unready: Unready, waiting: int, limits: HoldLimits, *, has_room: bool) -> GiveUp | None:
     """Return why a request that has just come is not held; None: it is. `waiting`: requests held for the model now.
     `has_room`: whether one more may be."""
     if not unready.comes or limits.hold_timeout_s <= 0:
-        return GiveUp(unready.why)
+        return GiveUp(unready.why, for_good=unready.for_good)
     if not has_room:
         why = f"{unready.why}; {waiting} requests (setting max-held) wait for it already; send it again later"
         return GiveUp(why, full=True)
@@ -97,7 +101,7 @@ def next_step(held: Held, unready: Unready | None, limits: HoldLimits, now: floa
     if unready is None:
         return Go()
     if not unready.comes:
-        return GiveUp(unready.why)
+        return GiveUp(unready.why, for_good=unready.for_good)
     deadline = held.since + limits.hold_timeout_s
     if now >= deadline:
         waited = f"the request has waited for {limits.hold_timeout_s:g} s (setting hold-timeout-s)"

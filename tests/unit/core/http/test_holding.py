@@ -22,7 +22,7 @@ from dynamo_local.core.http.waiting.holding import (
 )
 
 STARTING = Unready("endpoint a is starting")
-FAILED = Unready("endpoint a is failed: no such model", comes=False)
+FAILED = Unready("endpoint a is failed: no such model", comes=False, for_good=True)
 
 times = st.floats(0, 10_000, allow_nan=False)
 limits = st.builds(HoldLimits, hold_timeout_s=st.floats(0.01, 2000), max_held=st.integers(0, 10))
@@ -37,7 +37,7 @@ def test_a_request_goes_on_as_soon_as_its_model_is_ready(
 
 @given(st.booleans(), times, times, limits)
 def test_a_failed_start_ends_the_wait_with_its_reason(streams: bool, since: float, now: float, at: HoldLimits) -> None:
-    assert next_step(Held(1, since, streams), FAILED, at, now) == GiveUp(FAILED.why)
+    assert next_step(Held(1, since, streams), FAILED, at, now) == GiveUp(FAILED.why, for_good=True)
 
 
 @given(st.booleans(), times, limits, st.lists(st.floats(0, 50), max_size=30))
@@ -77,5 +77,5 @@ def test_so_many_wait_and_no_more(at: HoldLimits, waiting: int) -> None:
 
 @given(limits, st.integers(0, 20))
 def test_nobody_is_held_for_what_does_not_come_or_where_holding_is_off(at: HoldLimits, waiting: int) -> None:
-    assert refused(FAILED, waiting, at, has_room=True) == GiveUp(FAILED.why)
+    assert refused(FAILED, waiting, at, has_room=True) == GiveUp(FAILED.why, for_good=True)
     assert refused(STARTING, waiting, replace(at, hold_timeout_s=0), has_room=True) == GiveUp(STARTING.why)
