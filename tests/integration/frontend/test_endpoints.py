@@ -158,7 +158,9 @@ async def test_an_endpoint_that_is_deleted_while_it_answers_ends_each_request_wi
     # The workers forget the request as well.
     await until(lambda: not worker.context.announcer.presence.load.running)  # type: ignore[union-attr]
     assert await other == right((1, 2), 2000, 400)
-    assert await scene.tokens("a", (1,)) == right((1,), 8, 400), "a single model gets every request"
+    # A single model is meant by requests that name none, and by no other's name.
+    assert await scene.tokens(None, (1,)) == right((1,), 8, 400)
+    assert (await scene.ask("a", (1,))).error["param"] == "model"
 
 
 async def test_requests_are_refused_with_what_is_wrong(scene: EndpointScene) -> None:

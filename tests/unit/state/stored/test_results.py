@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -37,8 +38,12 @@ def test_a_result_has_whatever_ends_of_lines_json_allows_in_texts(tmp_path: Path
         file.open()
         file.append([answered_line("r", "a", 200, body)])
         file.close()
-    assert [each.custom_id for each in ResultFile(path).open()] == ["a", "a"]
-    assert body in path.read_bytes()
+    # An earlier release wrote them as they are.
+    path.write_bytes(path.read_bytes() + line("b").replace(b"{}", body))
+    assert [each.custom_id for each in ResultFile(path).open()] == ["a", "a", "b"]
+    texts = [json.loads(each)["response"]["body"]["text"] for each in path.read_bytes().splitlines()]
+    assert texts == ["a\u0085b\u2028c"] * 3
+    assert len(path.read_bytes().decode().splitlines()) == 2 + 3
 
 
 @pytest.mark.parametrize("content", [b"a letter\n", b"a letter", b"{}\n", line("a") + b"\n" + line("b")])
