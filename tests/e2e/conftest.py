@@ -6,18 +6,24 @@ A fixture that starts a server or engines depends on `turn` and is named in SERV
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
+from multiprocessing import get_context
+from multiprocessing.context import BaseContext
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.e2e.llm_server import PATIENCE_S, LlmServer
+from dynamo_local.process.forkserver.protocol import IMPORTED_ENV
+from tests.e2e.llm_server import GIVEN, PATIENCE_S, LlmServer
 from tests.e2e.models.adapters import RANK, make_adapter
+from tests.e2e.tiny_models import make_another
+from tests.imported import importing
+from tests.integration.server_process import eventually
 
 KEY = "test-key"
 ORIGIN = "https://app.example"
@@ -44,10 +50,28 @@ SERVERS = (
 """Fixtures with servers or engines, in the order in which they have the machine: it may be too small for two."""
 
 
+IMPORTING = ("served", "engines", "far_pair")
+"""Those of SERVERS whose processes import vLLM themselves, or are forks of the test's own."""
+
+
+@pytest.fixture(scope="session")
+def imported() -> Iterator[None]:
+    """A process that has imported vLLM, of which fork servers are forks: the test run's, or one of these tests' own."""
+    if IMPORTED_ENV in os.environ:
+        yield
+        return
+    with importing(GIVEN) as socket, pytest.MonkeyPatch.context() as patch:
+        eventually(socket.exists, "vLLM is imported for ever", PATIENCE_S)
+        patch.setenv(IMPORTED_ENV, str(socket))
+        yield
+
+
 @pytest.fixture(scope="session")
 def turn(request: pytest.FixtureRequest) -> str:
     """The one of SERVERS that has the machine. When the next one is asked for, pytest ends what depends on this one."""
     name: str = request.param
+    if name not in IMPORTING:
+        request.getfixturevalue("imported")
     return name
 
 
@@ -180,13 +204,7 @@ def lora(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmSer
 def endpoints(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmServer]:
     """No model of its own, and three endpoints with one worker each. Its end is a test."""
     root = tmp_path_factory.mktemp("endpoints")
-    story = root / "story"
-    # In a process of its own: after torch has computed in this one, no engine can be forked from it.
-    code = (
-        "import sys, pathlib; from tests.e2e.tiny_models import FAMILIES, make_model;"
-        "make_model(FAMILIES['full attention'], pathlib.Path(sys.argv[1]))"
-    )
-    subprocess.run([sys.executable, "-c", code, str(story)], check=True, timeout=PATIENCE_S)
+    story = make_another(root / "story")
     args = {"dtype": "float32", "max-model-len": 2048, "kv-cache-memory-bytes": 128 * 2**20}
     specs = [
         {"name": "chat", "model": "random", "args": args},
@@ -205,6 +223,14 @@ def endpoints(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
         yield server
 
 
+@pytest.fixture(scope="session")
+def unpatched() -> BaseContext:
+    """Makes processes that have imported vLLM, in which nothing of it is replaced: forks of one that is like that."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["vllm.engine.arg_utils", "vllm.v1.worker.cpu_worker"])
+    return context
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A parameter of session scope is what makes pytest end a fixture of that scope before the session's end."""
     if "turn" in metafunc.fixturenames:
@@ -214,17 +240,36 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("turn", servers, ids=[pytest.HIDDEN_PARAM], indirect=True, scope="session")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what is here. Where pytest-xdist runs groups side by side, the tests of one server are a group, and so are
+    those without one."""
+    item.add_marker(pytest.mark.e2e)
+    turn = _turn(item)
+    item.add_marker(pytest.mark.xdist_group(item.path.stem if turn == "own_servers" else turn or "contract"))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is here. It comes last, and tests of one server together, those that end it behind the others."""
+    """What is here comes last, and tests of one server together, those that end it behind the others."""
+
+    def place(item: pytest.Item) -> tuple[int, bool]:
+        """Those without a server come before all others."""
+        turn = _turn(item)
+        return -1 if turn is None else SERVERS.index(turn), item.get_closest_marker("ends_server") is not None
+
     here = Path(__file__).parent
-    mine = {item for item in items if item.path.is_relative_to(here)}
-    for item in mine:
-        item.add_marker(pytest.mark.e2e)
-    items.sort(key=lambda item: (item in mine, _turn(item), item.get_closest_marker("ends_server") is not None))
+    items.sort(key=lambda item: (1, *place(item)) if item.path.is_relative_to(here) else (0, -1, False))
 
 
-def _turn(item: pytest.Item) -> int:
-    """Those without a server come before all others."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Take the name of its group off a test's name, by which it could not be run."""
+    node: Any = getattr(report, "node", None)
+    if node is not None and node.config.getoption("dist") == "loadgroup" and report.nodeid.startswith("tests/e2e/"):
+        report.nodeid = report.nodeid.rpartition("@")[0]
+
+
+def _turn(item: pytest.Item) -> str | None:
+    """The one of SERVERS that a test uses; None if it does without."""
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    return SERVERS.index(parameters["turn"]) if "turn" in parameters else -1
+    return str(parameters["turn"]) if "turn" in parameters else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, get_args
 
@@ -50,10 +50,10 @@ OF_LLAMA: tuple[dict[str, Any], ...] = (
 
 
 @pytest.fixture(scope="module")
-def elsewhere() -> Iterator[ProcessPoolExecutor]:
+def elsewhere(unpatched: BaseContext) -> Iterator[ProcessPoolExecutor]:
     """A process in which vLLM and Transformers make models. After that no engine can be forked from it, as other tests
     do from this one."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_inspect_in_this_process) as pool:
+    with ProcessPoolExecutor(1, mp_context=unpatched, initializer=_inspect_in_this_process) as pool:
         yield pool
 
 
