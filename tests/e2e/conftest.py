@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from multiprocessing import get_context
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
@@ -33,22 +32,25 @@ ADAPTERS = ("pirate", "robot")
 REMOTE_FROM = 64
 """Prompts of more tokens are prefilled by the prefill worker, where there is one."""
 
-SERVERS = (
-    "served",
-    "pair",
-    "disagg",
-    "lora",
-    "endpoints",
-    "monitored",
-    "ranks",
-    "engines",
-    "far_pair",
-    "real",
-    "real_float32",
-    "own_servers",
-)
-"""Fixtures with servers or engines, in the order in which they have the machine: it may be too small for two."""
+NO_SERVER = "none"
 
+SERVERS = {
+    NO_SERVER: 60,
+    "served": 215,
+    "pair": 120,
+    "disagg": 80,
+    "lora": 40,
+    "endpoints": 110,
+    "monitored": 30,
+    "ranks": 60,
+    "engines": 90,
+    "far_pair": 90,
+    "real": 70,
+    "real_float32": 70,
+    "own_servers": 200,
+}
+"""Fixtures with servers or engines, in the order in which they have the machine: it may be too small for two. Beside
+each, about how many seconds of a core its tests take."""
 
 IMPORTING = ("served", "engines", "far_pair")
 """Those of SERVERS whose processes import vLLM themselves, or are forks of the test's own."""
@@ -236,40 +238,47 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "turn" in metafunc.fixturenames:
         servers = [name for name in SERVERS if name in metafunc.fixturenames]
         if len(servers) != 1:
-            raise pytest.UsageError(f"{metafunc.function.__qualname__} uses {servers}: use one of {SERVERS}")
+            raise pytest.UsageError(f"{metafunc.function.__qualname__} uses {servers}: use one of {[*SERVERS]}")
         metafunc.parametrize("turn", servers, ids=[pytest.HIDDEN_PARAM], indirect=True, scope="session")
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what is here. Where pytest-xdist runs groups side by side, the tests of one server are a group, and so are
-    those without one."""
-    item.add_marker(pytest.mark.e2e)
-    turn = _turn(item)
-    item.add_marker(pytest.mark.xdist_group(item.path.stem if turn == "own_servers" else turn or "contract"))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part", metavar="K/N", help="of end-to-end tests, run the K-th of N parts: parts can run side by side"
+    )
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is here comes last, and tests of one server together, those that end it behind the others."""
-
-    def place(item: pytest.Item) -> tuple[int, bool]:
-        """Those without a server come before all others."""
-        turn = _turn(item)
-        return -1 if turn is None else SERVERS.index(turn), item.get_closest_marker("ends_server") is not None
-
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what is here. It comes last, and tests of one server together, those that end it behind the others."""
     here = Path(__file__).parent
-    items.sort(key=lambda item: (1, *place(item)) if item.path.is_relative_to(here) else (0, -1, False))
+    mine = {item: _turn(item) for item in items if item.path.is_relative_to(here)}
+    for item in mine:
+        item.add_marker(pytest.mark.e2e)
+    if (part := config.getoption("--part", None)) is not None:
+        number, _, of = part.partition("/")
+        chosen = _parts(set(mine.values()), int(of))[int(number) - 1]
+        config.hook.pytest_deselected(items=[item for item in items if item in mine and mine[item] not in chosen])
+        items[:] = [item for item in items if item not in mine or mine[item] in chosen]
+    order = list(SERVERS)
+    items.sort(
+        key=lambda item: (
+            item in mine,
+            order.index(mine[item]) if item in mine else 0,
+            item.get_closest_marker("ends_server") is not None,
+        )
+    )
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Take the name of its group off a test's name, by which it could not be run."""
-    node: Any = getattr(report, "node", None)
-    if node is not None and node.config.getoption("dist") == "loadgroup" and report.nodeid.startswith("tests/e2e/"):
-        report.nodeid = report.nodeid.rpartition("@")[0]
+def _parts(turns: set[str], number: int) -> list[set[str]]:
+    """Servers in so many parts of about the same length: each of them, the longest one first, to the shortest part."""
+    found: list[set[str]] = [set() for _ in range(number)]
+    for turn in sorted(turns, key=lambda turn: (-SERVERS[turn], turn)):
+        min(found, key=lambda part: sum(SERVERS[one] for one in part)).add(turn)
+    return found
 
 
-def _turn(item: pytest.Item) -> str | None:
-    """The one of SERVERS that a test uses; None if it does without."""
+def _turn(item: pytest.Item) -> str:
+    """The one of SERVERS that a test uses."""
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    return str(parameters["turn"]) if "turn" in parameters else None
+    return str(parameters.get("turn", NO_SERVER))

@@ -14,6 +14,7 @@ from dynamo_local.engine.vllm.environment import IMPORT_DEFAULTS, settle_threads
 from dynamo_local.engine.vllm.patches.processes.inherited_setup import (
     configure_logging_early,
     list_cores_once,
+    look_at_models_here,
     register_kernels_once,
 )
 from dynamo_local.engine.vllm.patches.processes.plugins import list_plugins_once
@@ -123,6 +124,7 @@ def _import() -> None:
             importlib.import_module(module)
         register_kernels_once()
         list_cores_once()
+        look_at_models_here()
 
 
 _import()

@@ -2,15 +2,19 @@
 
 On a CPU, vLLM puts functions in the place of Triton's kernels, and for that looks through all that every imported
 module has: 0.2 s in each worker, and as many pages of memory copied that were shared. Its logging clears the caches of
-some hundred loggers, one after another. And it has a shell run lscpu for the cores of the machine.
+some hundred loggers, one after another. It has a shell run lscpu for the cores of the machine. And to look at the class
+of a model, it starts a process that imports vLLM, in each process that configures an engine.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from dynamo_local.engine.vllm.patches.check import applies
+
+T = TypeVar("T")
 
 
 def register_kernels_once() -> None:
@@ -41,6 +45,21 @@ def list_cores_once() -> None:
     module: Any = cpu_resource_utils
     module._get_cpu_list = cache(module._get_cpu_list)
     module._get_cpu_list()
+
+
+def look_at_models_here() -> None:
+    """Look at the class of a model in the process that asks, here and in forks of this process. vLLM starts another one
+    where it has no note of an earlier start with this class, since looking may initialize CUDA."""
+    if not applies("models that are looked at here"):
+        return
+    from vllm.model_executor.models import registry
+
+    module: Any = registry
+    module._run_in_subprocess = _run_here
+
+
+def _run_here(look: Callable[[], T]) -> T:
+    return look()
 
 
 def configure_logging_early() -> None:
