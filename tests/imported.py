@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 from dynamo_local.process.ancestry import die_as_environment_says
 from dynamo_local.process.forkserver import protocol
@@ -43,6 +47,25 @@ class Imported(Preloaded):
 
     def objection(self, environ: Mapping[bytes, bytes], cwd: str) -> str | None:
         return super().objection(environ, self.cwd)
+
+
+@contextmanager
+def importing(environ: Mapping[str, str]) -> Iterator[Path]:
+    """Have such a process that imports vLLM. Returns its socket, which is there once it can be forked."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "imported.sock")
+        command = [sys.executable, "-m", "tests.imported", str(path), "components.vllm.preload"]
+        with subprocess.Popen(
+            command,
+            cwd=Path(__file__).parents[1],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        ) as process:
+            try:
+                yield path
+            finally:
+                process.kill()
 
 
 def main(path: str, *names: str) -> None:

@@ -6,18 +6,23 @@ A fixture that starts a server or engines depends on `turn` and is named in SERV
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
+from multiprocessing import get_context
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
-from tests.e2e.llm_server import PATIENCE_S, LlmServer
+from dynamo_local.process.forkserver.protocol import IMPORTED_ENV
+from tests.e2e.llm_server import GIVEN, PATIENCE_S, LlmServer
 from tests.e2e.models.adapters import RANK, make_adapter
+from tests.e2e.tiny_models import make_another
+from tests.imported import importing
+from tests.integration.server_process import eventually
 
 KEY = "test-key"
 ORIGIN = "https://app.example"
@@ -27,27 +32,48 @@ ADAPTERS = ("pirate", "robot")
 REMOTE_FROM = 64
 """Prompts of more tokens are prefilled by the prefill worker, where there is one."""
 
-SERVERS = (
-    "served",
-    "pair",
-    "disagg",
-    "lora",
-    "endpoints",
-    "monitored",
-    "ranks",
-    "engines",
-    "far_pair",
-    "real",
-    "real_float32",
-    "own_servers",
-)
-"""Fixtures with servers or engines, in the order in which they have the machine: it may be too small for two."""
+NO_SERVER = "none"
+
+SERVERS = {
+    NO_SERVER: 60,
+    "served": 215,
+    "pair": 120,
+    "disagg": 80,
+    "lora": 40,
+    "endpoints": 110,
+    "monitored": 30,
+    "ranks": 60,
+    "engines": 90,
+    "far_pair": 90,
+    "real": 70,
+    "real_float32": 70,
+    "own_servers": 200,
+}
+"""Fixtures with servers or engines, in the order in which they have the machine: it may be too small for two. Beside
+each, about how many seconds of a core its tests take."""
+
+IMPORTING = ("served", "engines", "far_pair")
+"""Those of SERVERS whose processes import vLLM themselves, or are forks of the test's own."""
+
+
+@pytest.fixture(scope="session")
+def imported() -> Iterator[None]:
+    """A process that has imported vLLM, of which fork servers are forks: the test run's, or one of these tests' own."""
+    if IMPORTED_ENV in os.environ:
+        yield
+        return
+    with importing(GIVEN) as socket, pytest.MonkeyPatch.context() as patch:
+        eventually(socket.exists, "vLLM is imported for ever", PATIENCE_S)
+        patch.setenv(IMPORTED_ENV, str(socket))
+        yield
 
 
 @pytest.fixture(scope="session")
 def turn(request: pytest.FixtureRequest) -> str:
     """The one of SERVERS that has the machine. When the next one is asked for, pytest ends what depends on this one."""
     name: str = request.param
+    if name not in IMPORTING:
+        request.getfixturevalue("imported")
     return name
 
 
@@ -180,13 +206,7 @@ def lora(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmSer
 def endpoints(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlmServer]:
     """No model of its own, and three endpoints with one worker each. Its end is a test."""
     root = tmp_path_factory.mktemp("endpoints")
-    story = root / "story"
-    # In a process of its own: after torch has computed in this one, no engine can be forked from it.
-    code = (
-        "import sys, pathlib; from tests.e2e.tiny_models import FAMILIES, make_model;"
-        "make_model(FAMILIES['full attention'], pathlib.Path(sys.argv[1]))"
-    )
-    subprocess.run([sys.executable, "-c", code, str(story)], check=True, timeout=PATIENCE_S)
+    story = make_another(root / "story")
     args = {"dtype": "float32", "max-model-len": 2048, "kv-cache-memory-bytes": 128 * 2**20}
     specs = [
         {"name": "chat", "model": "random", "args": args},
@@ -205,26 +225,60 @@ def endpoints(turn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
         yield server
 
 
+@pytest.fixture(scope="session")
+def unpatched() -> BaseContext:
+    """Makes processes that have imported vLLM, in which nothing of it is replaced: forks of one that is like that."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["vllm.engine.arg_utils", "vllm.v1.worker.cpu_worker"])
+    return context
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A parameter of session scope is what makes pytest end a fixture of that scope before the session's end."""
     if "turn" in metafunc.fixturenames:
         servers = [name for name in SERVERS if name in metafunc.fixturenames]
         if len(servers) != 1:
-            raise pytest.UsageError(f"{metafunc.function.__qualname__} uses {servers}: use one of {SERVERS}")
+            raise pytest.UsageError(f"{metafunc.function.__qualname__} uses {servers}: use one of {[*SERVERS]}")
         metafunc.parametrize("turn", servers, ids=[pytest.HIDDEN_PARAM], indirect=True, scope="session")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part", metavar="K/N", help="of end-to-end tests, run the K-th of N parts: parts can run side by side"
+    )
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what is here. It comes last, and tests of one server together, those that end it behind the others."""
     here = Path(__file__).parent
-    mine = {item for item in items if item.path.is_relative_to(here)}
+    mine = {item: _turn(item) for item in items if item.path.is_relative_to(here)}
     for item in mine:
         item.add_marker(pytest.mark.e2e)
-    items.sort(key=lambda item: (item in mine, _turn(item), item.get_closest_marker("ends_server") is not None))
+    if (part := config.getoption("--part", None)) is not None:
+        number, _, of = part.partition("/")
+        chosen = _parts(set(mine.values()), int(of))[int(number) - 1]
+        config.hook.pytest_deselected(items=[item for item in items if item in mine and mine[item] not in chosen])
+        items[:] = [item for item in items if item not in mine or mine[item] in chosen]
+    order = list(SERVERS)
+    items.sort(
+        key=lambda item: (
+            item in mine,
+            order.index(mine[item]) if item in mine else 0,
+            item.get_closest_marker("ends_server") is not None,
+        )
+    )
 
 
-def _turn(item: pytest.Item) -> int:
-    """Those without a server come before all others."""
+def _parts(turns: set[str], number: int) -> list[set[str]]:
+    """Servers in so many parts of about the same length: each of them, the longest one first, to the shortest part."""
+    found: list[set[str]] = [set() for _ in range(number)]
+    for turn in sorted(turns, key=lambda turn: (-SERVERS[turn], turn)):
+        min(found, key=lambda part: sum(SERVERS[one] for one in part)).add(turn)
+    return found
+
+
+def _turn(item: pytest.Item) -> str:
+    """The one of SERVERS that a test uses."""
     parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    return SERVERS.index(parameters["turn"]) if "turn" in parameters else -1
+    return str(parameters.get("turn", NO_SERVER))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +30,9 @@ PATIENCE_S = 240.0
 COMMAND = [sys.executable, "-m", "dynamo_local.cli.main"]
 
 
+GIVEN = dict(os.environ)
+"""The environment of servers. Tests that import vLLM, and run engines of it, change that of this process later."""
+
 ROLES = frozenset({"aggregated", "decode", "prefill"})
 """Of the processes that hold an engine."""
 
@@ -38,7 +42,8 @@ class LlmServer(ServerProcess):
 
     def __init__(self, root: Path, namespace: str, options: list[str], *, imports: bool = False) -> None:
         arguments = ["-m", "dynamo_local.cli.main", "serve", *options, "--port=0", f"--namespace={namespace}"]
-        super().__init__(root, namespace, arguments, imports=imports)
+        own = {name: value for name, value in os.environ.items() if name.startswith("DYN_")}
+        super().__init__(root, namespace, arguments, environ=GIVEN | own, imports=imports)
         self.url = ""
 
     def await_ready(self) -> None:

@@ -165,6 +165,26 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+def make_another(folder: Path) -> Path:
+    """Write `random` with its layers in reverse order into `folder`, which does not exist yet: a model that says other
+    things. Returns it. PyTorch is not needed, and no engine could be forked from a process in which it has computed."""
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(random_model(), folder)
+    weights = load_file(folder / "model.safetensors")
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+
+    def moved(name: str) -> str:
+        """Name of the weight whose place it takes."""
+        prefix, dot, rest = name.partition(".layers.")
+        number, _, kind = rest.partition(".")
+        return f"{prefix}{dot}{layers - 1 - int(number)}.{kind}" if dot else name
+
+    renamed = {moved(name): weight for name, weight in weights.items()}
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 def make_model(family: Family, folder: Path) -> Path:
     """Write a model of this family into `folder`, which does not exist yet. Returns it."""
     import torch

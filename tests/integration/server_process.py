@@ -38,20 +38,30 @@ _UNLIKE_TESTS = f"no fork from ${IMPORTED_ENV} (the fork server does not fork: i
 
 
 class ServerProcess:
-    """Start with a command line; use as a context manager, which leaves no process behind. `imports`: its fork server
-    imports vLLM for itself, even where a process that has done so is there to be forked (tests/imported.py)."""
+    """Start with a command line; use as a context manager, which leaves no process behind.
+
+    `environ`: by default that of this process. `imports`: its fork server imports vLLM for itself, even where a process
+    that has done so is there to be forked (tests/imported.py).
+    """
 
     def __init__(
-        self, root: Path, namespace: str, arguments: list[str], cwd: Path | None = None, *, imports: bool = False
+        self,
+        root: Path,
+        namespace: str,
+        arguments: list[str],
+        cwd: Path | None = None,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        imports: bool = False,
     ) -> None:
         self.paths = StatePaths(root, namespace)
         self._temporary = tempfile.TemporaryDirectory(prefix="dyn")
         self.lines: list[str] = []
         self._queue: queue.Queue[str | None] = queue.Queue()
         repository = str(Path(__file__).parents[2])
-        path = os.pathsep.join(filter(None, (repository, os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (repository, environ.get("PYTHONPATH"))))
         environ = {
-            **os.environ,
+            **environ,
             "DYN_LOCAL_STATE_DIR": str(root),
             "PYTHONPATH": path,
             "PYTHONUNBUFFERED": "1",

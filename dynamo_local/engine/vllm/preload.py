@@ -15,6 +15,7 @@ from dynamo_local.engine.vllm.patches.processes.inherited_setup import (
     ask_nvml_in_children,
     configure_logging_early,
     list_cores_once,
+    look_at_models_here,
     register_kernels_once,
 )
 from dynamo_local.engine.vllm.patches.processes.plugins import list_plugins_once
@@ -127,6 +128,7 @@ def _import() -> None:
             importlib.import_module(module)
         register_kernels_once()
         list_cores_once()
+        look_at_models_here()
 
 
 _import()

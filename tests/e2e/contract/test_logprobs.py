@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import torch
+from torch._dynamo import config as compilation
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
@@ -21,10 +23,13 @@ LOGITS = torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(autouse=True)
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("forward", "gather_specific_token_logprobs"):
         monkeypatch.setattr(Sampler, name, getattr(Sampler, name))
     separate_logprobs.__wrapped__()
+    # As in engines (patches/tuning/compilation.py): here, compiling would take longer than all else.
+    with compilation.patch(disable=True):
+        yield
 
 
 def sampled(rows: list[int], most: int | None, named: dict[int, list[int]]) -> LogprobsTensors:

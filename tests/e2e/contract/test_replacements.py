@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
-import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,12 @@ from vllm.v1.request import Request
 from dynamo_local.engine.vllm.engine import VllmEngine
 from dynamo_local.engine.vllm.frontend.application import ModelApplication
 from dynamo_local.engine.vllm.launch import _set_up_transfer
+from dynamo_local.engine.vllm.patches.requests import patch_requests
 from dynamo_local.engine.vllm.patches.tuning.futex_wait import wait_without_spinning
 from dynamo_local.engine.vllm.patches.tuning.memory_binding import skip_memory_binding
 from dynamo_local.engine.vllm.patches.tuning.torch_groups import share_process_groups
 from dynamo_local.engine.vllm.processes import watch_processes
+from tests.e2e.llm_server import PATIENCE_S
 
 
 @pytest.fixture
@@ -50,24 +52,19 @@ def test_the_version_that_nothing_is_looked_at_in_is_the_installed_one() -> None
     assert f'"vllm=={TESTED}"' in pinned
 
 
-LOOK = """
-import json
-from dynamo_local.engine.vllm.patches import check
-check._version = lambda: "0.99.0"
-import vllm.v1.worker.cpu_worker  # the CPU's own functions come with its worker
-print(json.dumps({name: check.why_not(name) for name in check.PATCHES}))
-# Once all is replaced, too: not everything is looked at before the first thing is touched.
-from dynamo_local.engine.vllm.patches.requests import patch_requests
-patch_requests()
-print(json.dumps({name: check.why_not(name) for name in check.PATCHES}))
-"""
+def look() -> list[dict[str, str | None]]:
+    """Find the differences in this process: before anything is replaced, and after."""
+    check._version = lambda: "0.99.0"
+    before = {name: check.why_not(name) for name in PATCHES}
+    # Not everything is looked at before the first thing is touched.
+    patch_requests()
+    return [before, {name: check.why_not(name) for name in PATCHES}]
 
 
 @pytest.fixture(scope="module")
-def differences() -> list[dict[str, str | None]]:
-    """Find the differences, before anything is replaced and after: in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=240, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+def differences(unpatched: BaseContext) -> list[dict[str, str | None]]:
+    with ProcessPoolExecutor(1, unpatched) as pool:
+        return pool.submit(look).result(PATIENCE_S)
 
 
 @pytest.mark.parametrize("name", PATCHES)

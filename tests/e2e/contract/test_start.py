@@ -14,6 +14,7 @@ import torch
 from vllm import logger
 from vllm.config.logging import LoggingConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models import registry
 from vllm.platforms import current_platform
 from vllm.plugins import DEFAULT_PLUGINS_GROUP
 from vllm.triton_utils import dispatcher
@@ -30,6 +31,7 @@ from dynamo_local.engine.vllm.patches.processes.inherited_setup import (
     configure_logging_early,
     configure_logging_once,
     list_cores_once,
+    look_at_models_here,
     register_kernels_once,
 )
 from dynamo_local.engine.vllm.patches.processes.plugins import GROUPS
@@ -108,15 +110,15 @@ def test_kernels_are_replaced_once_and_in_modules_that_come_later(monkeypatch: p
     assert "later" not in sys.modules
 
 
+def no_program(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a program is run")
+
+
 def test_cores_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_resource_utils, "_get_cpu_list", cpu_resource_utils._get_cpu_list)
     before = cpu_resource_utils.get_allowed_cpu_list()
     list_cores_once()
-
-    def run(*_: Any, **__: Any) -> str:
-        raise AssertionError("a program is run")
-
-    monkeypatch.setattr(subprocess, "check_output", run)
+    monkeypatch.setattr(subprocess, "check_output", no_program)
     assert cpu_resource_utils.get_allowed_cpu_list() == before
     # Those of this process, as they are now.
     allowed = os.sched_getaffinity(0)
@@ -142,6 +144,17 @@ def test_nvml_is_asked_once_and_in_a_process_that_ends(monkeypatch: pytest.Monke
     # torch knows what to do without NVML.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-11111111")
     assert cuda._device_count_nvml() == -1
+
+
+def test_a_model_is_looked_at_in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # There are no notes of earlier starts in it.
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    monkeypatch.setattr(registry, "_run_in_subprocess", registry._run_in_subprocess)
+    monkeypatch.setattr(subprocess, "run", no_program)
+    look_at_models_here()
+    bert = registry.ModelRegistry.models["BertModel"].inspect_model_cls()
+    assert bert.is_pooling_model
+    assert not bert.is_text_generation_model
 
 
 def test_logging_is_configured_where_it_differs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,10 +22,10 @@ from vllm.distributed.parallel_state import (
 )
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader.utils import initialize_model
-from vllm.model_executor.models.registry import _LazyRegisteredModel, _ModelInfo
 from vllm.tasks import POOLING_TASKS, SCORE_TYPE_MAP, PoolingTask
 
 from dynamo_local.core.errors import EngineError
+from dynamo_local.engine.vllm.patches.processes.inherited_setup import look_at_models_here
 from dynamo_local.engine.vllm.requests.tasks import _OF_CLASS, _OF_SCORES, tasks_of
 from dynamo_local.model.named.random_model import random_model
 from tests.e2e.llm_server import PATIENCE_S
@@ -50,22 +50,16 @@ OF_LLAMA: tuple[dict[str, Any], ...] = (
 
 
 @pytest.fixture(scope="module")
-def elsewhere() -> Iterator[ProcessPoolExecutor]:
+def elsewhere(unpatched: BaseContext) -> Iterator[ProcessPoolExecutor]:
     """A process in which vLLM and Transformers make models. After that no engine can be forked from it, as other tests
     do from this one."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_inspect_in_this_process) as pool:
+    with ProcessPoolExecutor(1, mp_context=unpatched, initializer=look_at_models_here) as pool:
         yield pool
 
 
 @pytest.fixture(scope="module")
 def bert(elsewhere: ProcessPoolExecutor, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return elsewhere.submit(make_embedder, tmp_path_factory.mktemp("bert") / "embedder").result(PATIENCE_S)
-
-
-def _inspect_in_this_process() -> None:
-    """vLLM looks at each class in a process of its own, which takes seconds, and finds the same."""
-    changed: Any = _LazyRegisteredModel
-    changed.inspect_model_cls = lambda model: _ModelInfo.from_model_cls(model.load_model_cls())
 
 
 def configured(model: Path, **options: Any) -> VllmConfig:

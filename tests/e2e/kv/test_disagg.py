@@ -22,7 +22,7 @@ from tests.e2e.llm_server import PATIENCE_S, LlmServer, none_of, settled
 from tests.integration.server_process import eventually
 
 MODEL = "random"
-PROMPTS = 200
+PROMPTS = 80
 LONGEST = 4000
 REMOTE_FROM = 64
 """Prompts of more tokens are prefilled by the prefill worker."""

@@ -26,7 +26,7 @@ from dynamo_local.engine.vllm.requests.fidelity import WHEN_USED, survival_of
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, settled
 from tests.e2e.streams import WORKERS, migrate, prompt, requests
 
-TOKENS, LATE = 600, 500
+TOKENS, LATE = 400, 320
 TEXT = prompt(300)
 LETTERS = list(range(97, 123))
 LIST_OF_NUMBERS = {"type": "array", "items": {"type": "integer"}, "minItems": 60}

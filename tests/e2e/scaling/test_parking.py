@@ -61,9 +61,9 @@ async def test_parked_workers_give_memory_back_and_answer_the_same_once_awake(
     pids = [pid for row in workers_of(pair) for pid in (row["pid"], *descendants(row["pid"]))]
     right = ask(api, "right")
     given_back: list[int] = []
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(3) as pool:
         for turn in range(TURNS):
-            list(pool.map(lambda n, at=turn: ask(api, f"{at} {n}", 4000), range(8)))
+            list(pool.map(lambda n, at=turn: ask(api, f"{at} {n}", 4000), range(3)))
             await pair.until(settled, "requests are left")
             full = private_kib(pids)
             assert await order(pair, leases, parked=True) == [None, None]

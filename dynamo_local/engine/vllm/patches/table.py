@@ -622,6 +622,15 @@ _TUNING: Mapping[str, Patch] = {
         uses=("vllm.utils.cpu_resource_utils:get_allowed_cpu_list()",),
         without="each worker runs lscpu",
     ),
+    "models that are looked at here": Patch(
+        file="patches/processes/inherited_setup.py",
+        why="each process that configures an engine imports vLLM once more at the first start of a kind of model",
+        test=f"{_CONTRACT}/test_start.py::test_a_model_is_looked_at_in_this_process",
+        on="CPU",
+        replaces=(f"{_REGISTRY}:_run_in_subprocess(fn)",),
+        uses=(f"{_REGISTRY}:_LazyRegisteredModel.inspect_model_cls(self)",),
+        without="the first start of a kind of model takes longer",
+    ),
     "logging that forks inherit": Patch(
         file="patches/processes/inherited_setup.py",
         why="each process of an engine configures the same logging again",

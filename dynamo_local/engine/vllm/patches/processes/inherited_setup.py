@@ -2,7 +2,8 @@
 
 On a CPU, vLLM puts functions in the place of Triton's kernels, and for that looks through all that every imported
 module has: 0.2 s in each worker, and as many pages of memory copied that were shared. Its logging clears the caches of
-some hundred loggers, one after another. And it has a shell run lscpu for the cores of the machine.
+some hundred loggers, one after another. It has a shell run lscpu for the cores of the machine. And to look at the class
+of a model, it starts a process that imports vLLM, in each process that configures an engine.
 
 On GPUs, torch asks NVML how many there are, and leaves it initialised: the driver's files stay open in the process,
 which is then not fit to be forked (preload.py).
@@ -11,6 +12,7 @@ which is then not fit to be forked (preload.py).
 from __future__ import annotations
 
 import multiprocessing
+import operator
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -82,6 +84,17 @@ def _answer_of_child(question: Callable[[], Any], otherwise: Any) -> Any:
         child.kill()
         child.join()
         answers.close()
+
+
+def look_at_models_here() -> None:
+    """Look at the class of a model in the process that asks, here and in forks of this process. vLLM starts another one
+    where it has no note of an earlier start with this class, since looking may initialize CUDA."""
+    if not applies("models that are looked at here"):
+        return
+    from vllm.model_executor.models import registry
+
+    module: Any = registry
+    module._run_in_subprocess = operator.call
 
 
 def configure_logging_early() -> None:
