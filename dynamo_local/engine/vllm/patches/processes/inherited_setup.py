@@ -8,13 +8,11 @@ of a model, it starts a process that imports vLLM, in each process that configur
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 from dynamo_local.engine.vllm.patches.check import applies
-
-T = TypeVar("T")
 
 
 def register_kernels_once() -> None:
@@ -55,11 +53,7 @@ def look_at_models_here() -> None:
     from vllm.model_executor.models import registry
 
     module: Any = registry
-    module._run_in_subprocess = _run_here
-
-
-def _run_here(look: Callable[[], T]) -> T:
-    return look()
+    module._run_in_subprocess = operator.call
 
 
 def configure_logging_early() -> None:
