@@ -32,6 +32,9 @@ class WeighedWorker(msgspec.Struct, frozen=True, omit_defaults=True):
     queued: int
     requests: int
     failed: bool = False
+    place_s: float | None = None
+    prefill_s: float | None = None
+    step_s: float | None = None
 
 
 class RouteRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -21,7 +21,9 @@ _ANSWER_WITHIN_S = 5.0
 
 
 class CandidateLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that could have been chosen, by its watcher. `cost`: the lowest wins; its unit is the policy's.
+    """A worker that could have been chosen, by its watcher. `cost`: the lowest wins; of the policy `kv`, the expected
+    time to the first token in seconds, the sum of `place_s` (until the worker can run the request), `prefill_s` (for
+    the tokens queued before and those that it lacks) and `step_s`, which are null with other policies.
     `cached`, `uncached`: tokens of the request that it has, and lacks; `queued`: tokens that it has to compute before;
     `requests`: those that it has. `failed`: it had just failed the request."""
 
@@ -32,6 +34,9 @@ class CandidateLine(msgspec.Struct, frozen=True, kw_only=True):
     queued: int
     requests: int
     failed: bool
+    place_s: float | None
+    prefill_s: float | None
+    step_s: float | None
 
 
 class RouteLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,4 +124,7 @@ def _candidate(each: WeighedWorker, name: str) -> CandidateLine:
         queued=each.queued,
         requests=each.requests,
         failed=each.failed,
+        place_s=each.place_s,
+        prefill_s=each.prefill_s,
+        step_s=each.step_s,
     )
