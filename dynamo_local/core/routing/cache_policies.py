@@ -18,9 +18,9 @@ under way has its context, and if one has all of it. To compute a prefix once mo
 takes room in a cache; to wait delays this request alone. What several ask for at once is worth having at several
 workers. From simulation (docs/internals/results/routing.md)."""
 
-_SHARED_STEPS = 16
-"""Number of steps for which the requests that decode count: they slow down each token that follows as well. From the
-same simulation: with 1, one worker gets too many of the streams of chats."""
+_CONTEXT_WEIGHT = 0.0625
+"""What a token of a context that is read at each step weighs against one to compute: requests that decode slow down not
+only the first token. From the same simulation: with none, one worker gets too many of the streams of chats."""
 
 
 class SoonestFirstToken:
@@ -51,7 +51,10 @@ class SoonestFirstToken:
         weight = _QUEUED_WEIGHT + (_QUEUED_WEIGHT_SHARED - _QUEUED_WEIGHT) * shared / max(request.tokens, 1)
         costs = [
             # What requests under way have may not have been computed yet: a pull would wait for that.
-            _expected(each, worker, its, max(most - max(each.cached, shared), 0) if pull else 0, weight)
+            _expected(
+                *(each, worker, its, max(most - max(each.cached, shared), 0) if pull else 0, weight),
+                contexts=ledger.outstanding(worker.lease) - ledger.uncached(worker.lease),
+            )
             for each, worker, its, pull in zip(figures, candidates, rates, pulls, strict=True)
         ]
         best = _cheapest(request, candidates, costs)
@@ -60,16 +63,17 @@ class SoonestFirstToken:
 
 
 def _expected(
-    each: CandidateCost, worker: Presence, rates: EngineRates, pulled: int, queued_weight: float
+    each: CandidateCost, worker: Presence, rates: EngineRates, pulled: int, queued_weight: float, *, contexts: int
 ) -> CandidateCost:
-    """The figures of a worker with its cost. `pulled`: tokens of the context that it would pull."""
+    """The figures of a worker with its cost. `pulled`: tokens of the context that it would pull; `contexts`: those of
+    the requests that decode there."""
     per_token, step_s, place_s, running = rates.prefill_s_per_token or 0.0, rates.step_s or 0.0, 0.0, each.requests
     if worker.engine is not None:
         places = max(worker.engine.max_num_seqs, 1)
         place_s = (rates.held_s or 0.0) * max(each.requests + 1 - places, 0) / places
         running = min(each.requests, places)
     prefill_s = (queued_weight * each.queued + each.uncached - (1 - PULL_TO_COMPUTE) * pulled) * per_token
-    step_s += _SHARED_STEPS * (rates.step_s_per_running or 0.0) * running
+    step_s += (rates.step_s_per_running or 0.0) * running + _CONTEXT_WEIGHT * contexts * per_token
     cost = place_s + prefill_s + step_s
     figures = each.worker, cost, each.cached, each.uncached, each.queued, each.requests
     return CandidateCost(*figures, place_s, prefill_s, step_s)
