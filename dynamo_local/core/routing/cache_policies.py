@@ -51,10 +51,7 @@ class SoonestFirstToken:
         weight = _QUEUED_WEIGHT + (_QUEUED_WEIGHT_SHARED - _QUEUED_WEIGHT) * shared / max(request.tokens, 1)
         costs = [
             # What requests under way have may not have been computed yet: a pull would wait for that.
-            _expected(
-                *(each, worker, its, max(most - max(each.cached, shared), 0) if pull else 0, weight),
-                contexts=ledger.outstanding(worker.lease) - ledger.uncached(worker.lease),
-            )
+            _expected(each, worker, its, ledger, weight, max(most - max(each.cached, shared), 0) if pull else 0)
             for each, worker, its, pull in zip(figures, candidates, rates, pulls, strict=True)
         ]
         best = _cheapest(request, candidates, costs)
@@ -63,16 +60,18 @@ class SoonestFirstToken:
 
 
 def _expected(
-    each: CandidateCost, worker: Presence, rates: EngineRates, pulled: int, queued_weight: float, *, contexts: int
+    each: CandidateCost, worker: Presence, rates: EngineRates, ledger: Ledger, queued_weight: float, pulled: int
 ) -> CandidateCost:
-    """The figures of a worker with its cost. `pulled`: tokens of the context that it would pull; `contexts`: those of
-    the requests that decode there."""
+    """The figures of a worker with its cost. `pulled`: tokens of the context that it would pull."""
+    # Not `each.queued`: what is computed again is told late, and requests would swing between workers.
+    queued = ledger.uncached(each.worker)
+    contexts = ledger.outstanding(each.worker) - queued
     per_token, step_s, place_s, running = rates.prefill_s_per_token or 0.0, rates.step_s or 0.0, 0.0, each.requests
     if worker.engine is not None:
         places = max(worker.engine.max_num_seqs, 1)
         place_s = (rates.held_s or 0.0) * max(each.requests + 1 - places, 0) / places
         running = min(each.requests, places)
-    prefill_s = (queued_weight * each.queued + each.uncached - (1 - PULL_TO_COMPUTE) * pulled) * per_token
+    prefill_s = (queued_weight * queued + each.uncached - (1 - PULL_TO_COMPUTE) * pulled) * per_token
     step_s += (rates.step_s_per_running or 0.0) * running + _CONTEXT_WEIGHT * contexts * per_token
     cost = place_s + prefill_s + step_s
     figures = each.worker, cost, each.cached, each.uncached, each.queued, each.requests
