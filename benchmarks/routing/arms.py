@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.core.messages.routing import AssignRequest
 from dynamo_local.core.ports import CacheChanges
-from dynamo_local.core.routing.cache_policies import TokensTimesBatch
 from dynamo_local.core.routing.choice import CandidateCost, RoutingChoice, RoutingPolicy, cached_tokens, weighed
 from dynamo_local.core.routing.ledger import Ledger
 from dynamo_local.core.routing.policies import POLICIES
@@ -30,6 +29,21 @@ class Affinity:
         cached = cached_tokens(request, ledger)
         figures = [weighed(request, worker, ledger, cached, cost=-cached.get(worker.lease, 0)) for worker in candidates]
         return _lowest(figures, lambda each: (each.cost, each.requests, each.worker))
+
+
+@dataclass(frozen=True)
+class TokensTimesBatch:
+    """LMetric (arXiv 2603.15202): tokens to compute times the number of requests, the new one included in both."""
+
+    needs_blocks: bool = True
+
+    def choose(
+        self, request: AssignRequest, candidates: Sequence[Presence], ledger: Ledger, now: float
+    ) -> RoutingChoice | None:
+        cached = cached_tokens(request, ledger)
+        figures = [weighed(request, worker, ledger, cached) for worker in candidates]
+        costs = [replace(each, cost=(each.queued + each.uncached) * (each.requests + 1.0)) for each in figures]
+        return _lowest(costs, lambda each: (each.cost, each.requests, each.worker))
 
 
 @dataclass(frozen=True)

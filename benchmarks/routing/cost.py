@@ -10,7 +10,7 @@ from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.spread import median, quantile
 from dynamo_local.core.messages.kv_events import KvChanges
 from dynamo_local.core.messages.routing import AssignRequest
-from dynamo_local.core.routing.cache_policies import CacheAndLoad
+from dynamo_local.core.routing.cache_policies import SoonestFirstToken
 from dynamo_local.core.routing.caches.block_keys import pack
 from dynamo_local.core.routing.caches.index import PrefixIndex
 from dynamo_local.core.routing.ledger import Ledger
@@ -52,7 +52,7 @@ def _decided(workers: int, blocks: int, requests: int) -> list[float]:
     draw = random.Random(blocks)
     settings = MockerSettings(mocker_block_size=_BLOCK_TOKENS, mocker_kv_blocks=10**6)
     fleet = [presence_of(name, settings) for name in names(workers)]
-    ledger, policy = Ledger(), CacheAndLoad()
+    ledger, policy = Ledger(), SoonestFirstToken()
     prompts = [[draw.getrandbits(64) for _ in range(blocks)] for _ in range(_PREFIXES)]
     for number, prompt in enumerate(prompts):
         for worker in draw.sample(fleet, 3):

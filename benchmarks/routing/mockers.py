@@ -12,6 +12,7 @@ import msgspec
 from benchmarks.harness.load import LETTERS
 from benchmarks.harness.models import RANDOM, model_folder
 from benchmarks.harness.servers import Server, start_ours
+from dynamo_local.core.routing.policies import DEFAULT
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.load.workload.workload import Planned
 from dynamo_local.sim.requests import Arrival
@@ -43,13 +44,21 @@ class Prompts:
 
 
 def start_mockers(
-    folder: Path, settings: MockerSettings, workers: int, *, most_workers: int, hot_prefix_share: float
+    folder: Path,
+    settings: MockerSettings,
+    workers: int,
+    *,
+    most_workers: int,
+    hot_prefix_share: float,
+    policy: str = DEFAULT,
 ) -> Server:
-    """A server whose workers are mockers with these settings. `most_workers`: slots for workers."""
+    """A server whose workers are mockers with these settings. `most_workers`: slots for workers. `policy`: the
+    router's."""
     keys = {f"VllmWorker.mocker-{name.replace('_', '-')}": getattr(settings, f"mocker_{name}") for name in _NAMES}
     overrides = {
         "cpu-slots": most_workers,
         "Frontend.max-model-len": settings.mocker_max_model_len,
+        "Router.policy": policy,
         "VllmWorker.ServiceArgs.workers": workers,
         "VllmWorker.engine": "mocker",
         "VllmWorker.block-size": settings.mocker_block_size,

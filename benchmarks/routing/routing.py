@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks.harness.report import Figures
 from benchmarks.routing import (
     agreement,
+    bursts,
     cost,
     joining,
     joining_processes,
@@ -26,6 +27,8 @@ STEPS = (
     "mooncake",
     "capacity",
     "shapes",
+    "bursts",
+    "bursts-processes",
     "rebalancing",
     "thrash",
     "joining",
@@ -38,6 +41,7 @@ STEPS = (
 
 _SERVED = {
     "agreement": agreement.measured,
+    "bursts-processes": bursts.served,
     "joining-processes": joining_processes.measured,
     "pulling": pulling.measured,
 }
@@ -46,6 +50,7 @@ _SERVED = {
 _ALONE = {
     "cost": cost.decisions,
     "shapes": simulated.shapes,
+    "bursts": bursts.measured,
     "rebalancing": rebalancing.judged,
     "thrash": thrash.measured,
     "joining": joining.measured,

@@ -16,9 +16,8 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charged, Charges, Prefilled, Released
-from dynamo_local.core.routing.choice import RoutingChoice, RoutingPolicy
+from dynamo_local.core.routing.choice import RoutingPolicy
 from dynamo_local.core.routing.ledger import Ledger
-from dynamo_local.core.routing.pulling import is_worth_pulling
 from dynamo_local.core.subjects import Subjects
 
 UNDER_WAY_S = 3.0
@@ -90,19 +89,8 @@ class ModelRouting:
             request.frontend, request.request_id, worker, request.tokens, now, uncached=uncached, blocks=blocks
         )
         self._caches.assigned(worker, blocks)
-        assignment = Assignment(worker, cached if blocks else None, self._source(choice), needs_blocks, order=order)
+        assignment = Assignment(worker, cached if blocks else None, choice.pull_from, needs_blocks, order=order)
         return Routed(assignment, choice.costs)
-
-    def _source(self, choice: RoutingChoice) -> str | None:
-        """The worker from which the chosen one is to pull what it lacks of the prefix."""
-        if choice.pull_from is None:
-            return None
-        had = {each.worker: each.cached for each in choice.costs}
-        view = self._fleet.view
-        source, reader = view.get(choice.pull_from), view.get(choice.worker)
-        return (
-            choice.pull_from if is_worth_pulling(had[choice.pull_from] - had[choice.worker], source, reader) else None
-        )
 
     def prefilled(self, prefilled: Prefilled) -> None:
         """Note that a request's first token has come."""

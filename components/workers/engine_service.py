@@ -28,6 +28,7 @@ from components.workers.requests.epoch_events import EpochEvents, EpochListener
 from components.workers.requests.frontend_liveness import GRACE_S, FrontendLiveness
 from components.workers.requests.queue_head import QueueHead
 from components.workers.requests.sender import TokenSender, error_delta
+from components.workers.requests.step_meter import StepMeter
 from components.workers.requests.unacknowledged import RESEND_AFTER_S, Unacknowledged
 from components.workers.stalls import StallWatch
 from components.workers.warming.hot_prefixes import DEFAULT_SHARE, HotPrefixWarmUp
@@ -77,6 +78,7 @@ class EngineService:
         self._outbox = Outbox()
         self._unacknowledged = Unacknowledged(self._outbox, self._drop, self._publish, resend_after_s)
         self._counters = Counters()
+        self._step_meter = StepMeter()
         self._queue_head = QueueHead()
         self._sender = TokenSender(context)
         self._kv_puller = KvPuller(context, engine)
@@ -294,6 +296,7 @@ class EngineService:
         """Drop all that is kept of these requests. Returns those that the engine must be told to cancel."""
         left = self._outbox.forget(requests)
         self._counters.forgotten(requests)
+        self._step_meter.forgotten(requests, time.monotonic())
         self._queue_head.forgotten(requests)
         self._epoch_events.forgotten(requests)
         self._exclusivity.look()
@@ -328,7 +331,7 @@ class EngineService:
         while True:
             step = await self._engine.step()
             self._stepped_at = time.monotonic()
-            self._counters.computed(step.deltas)
+            self._step_meter.stepped(step, self._counters.computed(step.deltas))
             self._queue_head.stepped(step.deltas)
             self._kv_publisher.note(step.cache)
             load = None if self.parking.resting else self._load(step)
@@ -340,7 +343,8 @@ class EngineService:
         if step.load is None:
             return None
         load = self._warm_requests.without(step.load)
-        return self._queue_head.completed(msgspec.structs.replace(load, at=step.timestamp), step.timestamp)
+        load = msgspec.structs.replace(load, at=step.timestamp, rates=self._step_meter.rates)
+        return self._queue_head.completed(load, step.timestamp)
 
     async def _send(self, step: Step) -> None:
         by_frontend: defaultdict[str, list[TokenDelta]] = defaultdict(list)
@@ -400,9 +404,9 @@ class EngineService:
         load = self._context.announcer.presence.load or Load()
         if load.running != 0 or load.waiting != 0:
             # Either no step has been made yet, or the last requests were cancelled, for which no step is made.
-            known = load.recomputed_tokens
+            known, rates = load.recomputed_tokens, load.rates
             idle = Load(0, 0, 0.0, load.kv_pinned, head_tokens=0, by_class=(), preempted_tokens=0)
-            load = msgspec.structs.replace(idle, recomputed_tokens=known)
+            load = msgspec.structs.replace(idle, recomputed_tokens=known, rates=rates)
         self._context.announcer.note(load=msgspec.structs.replace(load, at=time.monotonic()))
 
     async def _until(self, condition: Callable[[], bool], deadline_s: float) -> None:

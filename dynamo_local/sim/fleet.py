@@ -64,15 +64,16 @@ def simulate(
     router: Router,
     workers: int,
     settings: MockerSettings,
-    timing: Timing,
+    timing: Timing | Mapping[str, Timing],
     rebalancing: RebalancingLimits | None = None,
     joining: Joining | None = None,
     messages: Messages = AT_ONCE,
 ) -> Result:
     """Serve all requests to their ends. Raises ValueError for a request that no worker could ever run.
 
-    `rebalancing`: when requests migrate; None: never. `joining`: how the last worker, which the router does not know
-    yet, joins the others; None: it is no other than they. `messages`: what messages take; by default no time."""
+    `timing`: of all workers, or of each by its name. `rebalancing`: when requests migrate; None: never. `joining`: how
+    the last worker, which the router does not know yet, joins the others; None: it is no other than they. `messages`:
+    what messages take; by default no time."""
     fleet = _Fleet(router, workers, settings, timing, messages)
     if joining is not None:
         fleet.have_join(joining)
@@ -83,7 +84,12 @@ def simulate(
 
 class _Fleet:
     def __init__(
-        self, router: Router, workers: int, settings: MockerSettings, timing: Timing, messages: Messages
+        self,
+        router: Router,
+        workers: int,
+        settings: MockerSettings,
+        timing: Timing | Mapping[str, Timing],
+        messages: Messages,
     ) -> None:
         self._router = router
         self._messages = messages
@@ -94,8 +100,9 @@ class _Fleet:
         self._rebalancer: SimulatedRebalancer | None = None
         self._warm_up: SimulatedWarmUp | None = None
         watcher = Watcher(self._first_token, self._ended, self._cache_changed)
+        times = timing if isinstance(timing, Mapping) else dict.fromkeys(names(workers), timing)
         self._workers = {
-            name: Worker(name, settings, timing, self._agenda, watcher, self._gaps) for name in names(workers)
+            name: Worker(name, settings, times[name], self._agenda, watcher, self._gaps) for name in names(workers)
         }
 
     def rebalance(self, limits: RebalancingLimits) -> None:

@@ -12,6 +12,7 @@ from dynamo_local.core.messages.kv_events import KvChanges
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence
 from dynamo_local.core.messages.routing import AssignRequest
 from dynamo_local.core.ports import CacheChanges
+from dynamo_local.core.routing.cache_policies import SoonestFirstToken
 from dynamo_local.core.routing.choice import RoutingPolicy
 from dynamo_local.core.routing.ledger import Ledger
 from dynamo_local.core.routing.load_policies import Freest
@@ -36,13 +37,13 @@ class PolicyRouter:
     def __init__(self, policy: RoutingPolicy, workers: Sequence[str], settings: MockerSettings, *, pulls: bool) -> None:
         """`pulls`: whether prefixes are pulled."""
         self._policy = policy
-        self.needs_loads = isinstance(policy, Freest)
+        self.needs_loads = isinstance(policy, Freest | SoonestFirstToken)
         self._block_tokens = settings.mocker_block_size
-        self._pulls = pulls
         self._ledger = Ledger()
         self._told: Counter[str] = Counter()
         self._settings = settings
-        self._workers = [presence_of(name, settings) for name in workers]
+        self._no_transfer = None if pulls else "not simulated"
+        self._workers = [presence_of(name, settings, self._no_transfer) for name in workers]
 
     def place(self, arrival: Arrival, now: float) -> Placement:
         request = AssignRequest(
@@ -56,7 +57,7 @@ class PolicyRouter:
         assert choice is not None, "a fleet without workers"
         cached = choice.cached or 0
         self._charge(request, choice.worker, cached, now)
-        return Placement(choice.worker, cached, choice.pull_from if self._pulls else None)
+        return Placement(choice.worker, cached, choice.pull_from)
 
     def place_at(self, arrival: Arrival, worker: str, now: float) -> Placement:
         """Place a request at that worker, whatever the policy would say."""
@@ -84,7 +85,7 @@ class PolicyRouter:
 
     def join(self, worker: str) -> None:
         """Place requests at a worker that has not been known until now, as well."""
-        self._workers.append(presence_of(worker, self._settings))
+        self._workers.append(presence_of(worker, self._settings, self._no_transfer))
 
     def moved(self, arrival: Arrival, worker: str, tokens: int, now: float) -> None:
         """Note that a request goes on at another worker."""
@@ -99,7 +100,7 @@ class PolicyRouter:
         self._ledger.index.apply(message)
 
 
-def presence_of(name: str, settings: MockerSettings) -> Presence:
+def presence_of(name: str, settings: MockerSettings, no_transfer: str | None = None) -> Presence:
     """A simulated worker, without its load."""
     engine = EngineInfo(
         engine="mocker",
@@ -108,6 +109,7 @@ def presence_of(name: str, settings: MockerSettings) -> Presence:
         block_size=settings.mocker_block_size,
         kv_blocks=settings.mocker_kv_blocks,
         max_num_seqs=settings.mocker_max_num_seqs,
+        no_transfer=no_transfer,
         kv_events=settings.mocker_prefix_caching,
     )
     return Presence(name, "worker", "worker", name, 0, "ready", engine=engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from dynamo_local.core.fleet.rates import RateMeter
 from dynamo_local.core.messages.presence import ClassUsage, Load
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.core.priority.classes import PriorityClass, class_of
@@ -32,10 +34,16 @@ class _Live:
     served: Served
     sequence: Counted
     last_token_at: float = 0.0
+    admitted_at: float = math.inf
     before: int = 0
     """Tokens that it had drawn elsewhere."""
     warms: Callable[[], None] | None = None
     """For a request that fetches KV for another one: called when the KV is there."""
+
+    @property
+    def to_compute(self) -> int:
+        """Tokens of its prompt that were not cached."""
+        return self.sequence.prompt_tokens - (self.sequence.cached_tokens or 0)
 
 
 @dataclass(eq=False, slots=True)
@@ -76,6 +84,7 @@ class Worker:
         self._line_free_at = 0.0
         self._sources: dict[Sequence, Worker] = {}
         self._after_step: list[Callable[[], None]] = []
+        self._meter = RateMeter()
         self.recomputed_tokens = 0
         """Contexts given up by preemptions, all together."""
 
@@ -91,7 +100,7 @@ class Worker:
     def take_over(self, served: Served, last_token_at: float) -> None:
         """Go on with a request that has drawn tokens elsewhere."""
         rest = _continued(served, served.arrival.output_tokens - served.drawn)
-        self._enter(_Live(served, self._counted(rest, served.at), last_token_at, served.drawn), None)
+        self._enter(_Live(served, self._counted(rest, served.at), last_token_at, before=served.drawn), None)
 
     def give_up(self, served: Served) -> float | None:
         """Forget a request that runs, between two steps. Return when its last token came; None if it does not run."""
@@ -130,6 +139,7 @@ class Worker:
             by_class=_by_class(running),
             preempted_tokens=sum(sequence.length for sequence in waiting if sequence.drawn),
             recomputed_tokens=self.recomputed_tokens,
+            rates=self._meter.rates,
         )
 
     def _counted(self, arrival: Arrival, at: float) -> Counted:
@@ -195,7 +205,9 @@ class Worker:
             self._lives[preempted].served.preempted += 1
             self.recomputed_tokens += preempted.length
         for admitted in outcome.admitted:
-            self._note_cached(self._lives[admitted])
+            live = self._lives[admitted]
+            live.admitted_at = min(live.admitted_at, now)
+            self._note_cached(live)
         self._end_needless_pins(outcome)
         if outcome.computed:
             steps = 1 + alike(self.scheduler, outcome, self._settings.mocker_block_size)
@@ -216,6 +228,7 @@ class Worker:
         lives = [self._lives[sequence] for sequence in run.outcome.emitted]
         if run.steps > 1:
             repeat([live.sequence for live in lives], run.steps - 1)
+        self._measure(run, lives)
         for live in lives:
             self._drawn(live, run.steps)
         self._tell_changes()
@@ -223,6 +236,17 @@ class Worker:
         for action in actions:
             action()
         self._begin_soon()
+
+    def _measure(self, run: _Run, lives: Iterable[_Live]) -> None:
+        """Measure the engine by a run that ends now."""
+        now = self._agenda.now
+        if run.work.prefill_tokens == 0:
+            self._meter.decoded((now - run.begun_at) / run.steps, run.work.decode_seqs, run.steps)
+        begun = [live for live in lives if live.served.drawn == 0]
+        self._meter.begun(now, [(live.admitted_at, live.to_compute) for live in begun])
+        for live in lives:
+            if live.sequence.finish is not None and live.warms is None:
+                self._meter.ended(now - live.admitted_at)
 
     def _drawn(self, live: _Live, steps: int) -> None:
         served, now = live.served, self._agenda.now

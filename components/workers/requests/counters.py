@@ -33,14 +33,20 @@ class Counters:
         self._requests += 1
         self._beginnings[request] = tokens
 
-    def computed(self, deltas: Iterable[TokenDelta]) -> None:
-        """Count the output of a step, that of cancelled requests included: it was computed."""
+    def computed(self, deltas: Iterable[TokenDelta]) -> dict[RequestEpoch, int]:
+        """Count the output of a step, that of cancelled requests included: it was computed. Returns the number of
+        context tokens that were computed for each epoch whose first token this is."""
         self._look()
+        computed: dict[RequestEpoch, int] = {}
         for delta in deltas:
             self._output_tokens += len(delta.token_ids)
             if delta.cached_tokens is not None:
-                began_with = self._beginnings.pop(RequestEpoch(delta.request_id, delta.epoch), 0)
-                self._prompt_tokens += max(began_with - delta.cached_tokens, 0)
+                request = RequestEpoch(delta.request_id, delta.epoch)
+                began_with = self._beginnings.pop(request, None)
+                if began_with is not None:
+                    computed[request] = max(began_with - delta.cached_tokens, 0)
+        self._prompt_tokens += sum(computed.values())
+        return computed
 
     def forgotten(self, requests: Iterable[RequestEpoch]) -> None:
         """Note that these epochs bring no more tokens."""

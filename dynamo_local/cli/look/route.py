@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _HEADERS: tuple[str, ...] = ("REQUEST", "WORKER", "TOKENS", "CACHED", "PULLS FROM", "AGE")
 _CANDIDATE_HEADERS: tuple[str, ...] = ("", "WORKER", "COST", "CACHED", "UNCACHED", "QUEUED", "REQUESTS")
+_TIME_HEADERS: tuple[str, ...] = ("PLACE", "PREFILL", "STEP")
 
 
 @click.command()
@@ -81,7 +82,9 @@ def _explained(line: RouteLine) -> str:
         f"to {_short(line.worker)}: {line.why}",
     ]
     if line.candidates:
-        parts.append(table(_CANDIDATE_HEADERS, [_candidate(each, line) for each in line.candidates]))
+        times = _TIME_HEADERS if any(each.place_s is not None for each in line.candidates) else ()
+        rows = [_candidate(each, line)[: len(_CANDIDATE_HEADERS + times)] for each in line.candidates]
+        parts.append(table(_CANDIDATE_HEADERS + times, rows))
     if line.left_out:
         parts.append(f"and {line.left_out} more")
     return "\n".join(parts)
@@ -90,7 +93,13 @@ def _explained(line: RouteLine) -> str:
 def _candidate(each: WeighedWorker, line: RouteLine) -> tuple[str, ...]:
     mark = ">" if each.worker == line.worker else ""
     figures = (each.cached, each.uncached, each.queued, each.requests)
-    return mark, _short(each.worker), f"{each.cost:.6g}", *map(str, figures)
+    times = (_seconds(each.place_s), _seconds(each.prefill_s), _seconds(each.step_s))
+    cost = f"{each.cost:.6g}" if each.place_s is None else _seconds(each.cost)
+    return mark, _short(each.worker), cost, *map(str, figures), *times
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}s"
 
 
 def _short(watcher: str | None) -> str:

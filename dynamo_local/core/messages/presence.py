@@ -41,6 +41,19 @@ class EngineInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     (core/messages/kv.py). Empty: none is."""
 
 
+class EngineRates(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How fast a worker's engine has been lately, measured from its steps (core/fleet/rates.py). None: not measured.
+
+    A step in which n requests decode takes `step_s + n * step_s_per_running`, each prompt token that is computed in
+    it `prefill_s_per_token` more. A request runs for `held_s` in the mean, and has one of the worker's places as long.
+    """
+
+    prefill_s_per_token: float | None = None
+    step_s: float | None = None
+    step_s_per_running: float | None = None
+    held_s: float | None = None
+
+
 class ClassUsage(msgspec.Struct, frozen=True, array_like=True):
     """Running requests of a priority class (core/priority/classes.py), and the length of their contexts in tokens,
     prefixes that they share counted for each."""
@@ -74,6 +87,8 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True):
     in tokens."""
     recomputed_tokens: int | None = None
     """Sum over all preemptions since the worker started of the contexts whose KV was given up, in tokens."""
+    rates: EngineRates | None = None
+    """How fast the engine has been. None: nothing was measured yet."""
     age_s: float | None = None
     """In messages, instead of `at`: time since the measurement, when the message was sent."""
     head_age_s: float | None = None

@@ -23,9 +23,11 @@ class RoutesQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class WeighedWorker(msgspec.Struct, frozen=True):
     """A worker that could have been chosen, by its lease; told to an operator, by its watcher (core/routing/choice.py:
-    CandidateCost). `cost`: the lowest wins; its unit is the policy's. `cached`, `uncached`: tokens of the request that
-    the worker has, and lacks; `queued`: tokens that it has to compute before; `requests`: those that it has. `failed`:
-    it had just failed the request, and is taken only if there is no other."""
+    CandidateCost). `cost`: the lowest wins; with the policy `kv`, the expected time to the first token in s, the sum
+    of `place_s` (until the worker can run the request), `prefill_s` (for the tokens queued before and those that it
+    lacks) and `step_s`, which are null with other policies. `cached`, `uncached`: tokens of the request that the worker
+    has, and lacks; `queued`: tokens that it has to compute before; `requests`: those that it has. `failed`: it had just
+    failed the request, and is taken only if there is no other."""
 
     worker: str
     cost: float
@@ -34,6 +36,9 @@ class WeighedWorker(msgspec.Struct, frozen=True):
     queued: int
     requests: int
     failed: bool = False
+    place_s: float | None = None
+    prefill_s: float | None = None
+    step_s: float | None = None
 
 
 class RouteRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

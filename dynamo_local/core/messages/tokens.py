@@ -13,6 +13,9 @@ FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 
 Fault = Literal["request", "deaths"]
 
+QUEUED, SCHEDULED, PREEMPTED = 1, 2, 3
+"""Kinds of scheduling events, numbered as by vLLM."""
+
 
 class Array(msgspec.Struct, frozen=True, array_like=True):
     """A dense array, little-endian, C order. `dtype` is one of int32, int64, float32."""
@@ -82,7 +85,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     cached_tokens: int | None = None
     """Prompt tokens found in the worker's cache; set once, with the first token."""
     events: tuple[tuple[int, float], ...] = ()
-    """Scheduling events (kind, age): 1 queued, 2 scheduled, 3 preempted; so many seconds before the end of the engine
+    """Scheduling events (kind, age): QUEUED, SCHEDULED or PREEMPTED; so many seconds before the end of the engine
     step that the delta came with."""
     created_tokens: int = 0
     """Prompt tokens that the worker has added to its cache; set with `cached_tokens`."""

@@ -23,7 +23,8 @@ class CandidateCost(msgspec.Struct, frozen=True, gc=False):
     """What a policy has weighed for one candidate. The lowest `cost` wins; its unit is the policy's own.
 
     `cached` and `uncached`: tokens of the request's context that the worker has, and would have to compute. `queued`:
-    tokens that it has to compute before. `requests`: those that it has.
+    tokens that it has to compute before. `requests`: those that it has. `place_s`, `prefill_s`, `step_s`: the parts of
+    a cost that is a time, in seconds (cache_policies.py); None: it is none.
     """
 
     worker: str
@@ -32,6 +33,9 @@ class CandidateCost(msgspec.Struct, frozen=True, gc=False):
     uncached: int
     queued: int
     requests: int
+    place_s: float | None = None
+    prefill_s: float | None = None
+    step_s: float | None = None
 
 
 @dataclass(frozen=True)

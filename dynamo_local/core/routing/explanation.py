@@ -107,5 +107,6 @@ def _by_prefix(route: RouteRow, chosen: WeighedWorker, others: list[WeighedWorke
 
 def _candidate(each: CandidateCost, request: AssignRequest) -> WeighedWorker:
     return WeighedWorker(
-        each.worker, each.cost, each.cached, each.uncached, each.queued, each.requests, each.worker in request.avoid
+        *(each.worker, each.cost, each.cached, each.uncached, each.queued, each.requests, each.worker in request.avoid),
+        *(each.place_s, each.prefill_s, each.step_s),
     )

@@ -14,7 +14,7 @@ from typing import Any
 from dynamo_local.core.errors import BadRequestError, EngineError, RequestError
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
 from dynamo_local.core.messages.presence import EngineInfo
-from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.tokens import PREEMPTED, QUEUED, SCHEDULED, TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Prefix, Progress, PulledPrefix, Step
 from dynamo_local.engine.kv.leases import Key
@@ -29,8 +29,6 @@ from dynamo_local.engine.mocker.outcome import StepOutcome
 from dynamo_local.engine.mocker.process import EngineProcess, process_died
 from dynamo_local.engine.mocker.sampling import read_sampling
 from dynamo_local.engine.mocker.settings import MockerSettings
-
-_QUEUED, _SCHEDULED, _PREEMPTED = 1, 2, 3
 
 _MADE_UP_S = 0.02
 """Delay of a step that the next one makes up for: what this process does between two steps is no part of the model. A
@@ -150,7 +148,7 @@ class MockerEngine:
             queued.pull = plan_pull(pulled, queued.hashes(self._full_blocks(work.token_ids), block_size))
         if work.hold_s > 0:
             queued.hold = sequence.Hold(current, work.hold_s)
-        live = _Live(current, queued, work.position, [(_QUEUED, self._clock())])
+        live = _Live(current, queued, work.position, [(QUEUED, self._clock())])
         self._live[current] = self._by_sequence[queued] = live
         self._wake.set()
 
@@ -313,9 +311,9 @@ class MockerEngine:
         outcome = self._scheduler.begin(now)
         self._reads.start(outcome.reads, now)
         for admitted in outcome.admitted:
-            self._by_sequence[admitted].events.append((_SCHEDULED, now))
+            self._by_sequence[admitted].events.append((SCHEDULED, now))
         for preempted in outcome.preempted:
-            self._by_sequence[preempted].events.append((_PREEMPTED, now))
+            self._by_sequence[preempted].events.append((PREEMPTED, now))
         if not outcome.computed:
             self._load_untold |= bool(outcome.reads or outcome.preempted)
             return None

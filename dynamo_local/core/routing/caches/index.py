@@ -123,10 +123,9 @@ class PrefixIndex:
             found.update(dict.fromkeys(workers(having), depth))
         return found
 
-    def blocks_of(self, worker: str) -> int:
-        """Number of blocks that the worker holds."""
-        stream = self._streams.get(worker)
-        return 0 if stream is None else stream.blocks
+    def under_way(self, context: bytes) -> int:
+        """Number of leading blocks of a context, packed, that requests under way have as well."""
+        return sum(blocks for blocks, _ in self._coming.along(context))
 
     def __len__(self) -> int:
         """Number of different blocks that workers hold."""

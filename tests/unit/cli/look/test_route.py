@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import msgspec
+from msgspec.structs import replace
 
 from dynamo_local.cli.look.route import text_of
 from dynamo_local.core.http.route_header import described, header_value
@@ -48,6 +49,15 @@ def test_one_request_is_explained_by_its_candidates() -> None:
         ">  VllmWorker    72    64      36        0       1",
         "   VllmWorker_1  200   0       100       0       0",
         "and 3 more",
+    ]
+
+
+def test_a_cost_that_is_a_time_is_explained_by_its_parts() -> None:
+    here = WeighedWorker("a", 0.5125, 64, 36, 0, 4, place_s=0.5, prefill_s=0.0042, step_s=0.008)
+    view = view_of([RoutesAnswer("kv", (replace(ROW, candidates=(here,), left_out=0),))], NAMES, 10)
+    assert text_of(view, explain=True).splitlines()[-2:] == [
+        "   WORKER      COST    CACHED  UNCACHED  QUEUED  REQUESTS  PLACE   PREFILL  STEP",
+        ">  VllmWorker  0.512s  64      36        0       4         0.500s  0.004s   0.008s",
     ]
 
 

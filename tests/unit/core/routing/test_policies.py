@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.messages.kv_events import KvChanges
-from dynamo_local.core.messages.presence import EngineInfo, Load, Presence
+from dynamo_local.core.messages.presence import EngineInfo, EngineRates, Load, Presence
 from dynamo_local.core.messages.routing import AssignRequest, Charge
-from dynamo_local.core.routing.cache_policies import CacheAndLoad, TokensTimesBatch
 from dynamo_local.core.routing.caches.block_keys import pack
 from dynamo_local.core.routing.choice import RoutingPolicy
 from dynamo_local.core.routing.ledger import Ledger
@@ -23,11 +22,11 @@ from dynamo_local.core.routing.policies import DEFAULT, POLICIES
 WORKERS = "abcd"
 BLOCK = 16
 NOW = 100.0
-_ALL: list[RoutingPolicy] = [*(make() for make in POLICIES.values()), TokensTimesBatch()]
+_ALL: list[RoutingPolicy] = [make() for make in POLICIES.values()]
 
 
-def worker(lease: str, load: Load | None = None) -> Presence:
-    engine = EngineInfo("mocker", "m", 4096, BLOCK, 1000, 8)
+def worker(lease: str, load: Load | None = None, places: int = 8) -> Presence:
+    engine = EngineInfo("mocker", "m", 4096, BLOCK, 1000, places)
     return Presence(f"ns_W_{lease}", "W", "decode", lease, 1, "ready", engine=engine, load=load)
 
 
@@ -35,9 +34,11 @@ def asking(request_id: str, blocks: Sequence[int] = (), tokens: int = 0, avoid: 
     return AssignRequest(request_id, "f", tokens or len(blocks) * BLOCK + 1, avoid, pack(blocks), BLOCK)
 
 
-def take(policy: RoutingPolicy, request: AssignRequest, ledger: Ledger, leases: Sequence[str] = WORKERS) -> str:
+def take(
+    policy: RoutingPolicy, request: AssignRequest, ledger: Ledger, candidates: Sequence[Presence] | None = None
+) -> str:
     """The worker that the policy chooses, charged with the request."""
-    choice = policy.choose(request, [worker(lease) for lease in leases], ledger, NOW)
+    choice = policy.choose(request, candidates or [worker(lease) for lease in WORKERS], ledger, NOW)
     assert choice is not None
     uncached = request.tokens - (choice.cached or 0)
     ledger.charge("f", request.request_id, choice.worker, request.tokens, NOW, uncached=uncached, blocks=request.blocks)
@@ -95,14 +96,92 @@ def test_predicted_tokens_are_those_of_the_leading_blocks_but_never_the_last_tok
     ledger = ledger_of(history)
     has = ledger.index.cached(pack(blocks))
     request = asking("r", blocks, tokens=max(len(blocks) * BLOCK, 1))
-    choice = CacheAndLoad().choose(request, [worker(lease) for lease in WORKERS], ledger, NOW)
+    choice = POLICIES[DEFAULT]().choose(request, [worker(lease) for lease in WORKERS], ledger, NOW)
     assert choice is not None
     for each in choice.costs:
         assert each.cached == min(has.get(each.worker, 0), max(len(blocks) - 1, 0)) * BLOCK
 
 
-@pytest.mark.parametrize("policy", [CacheAndLoad(), TokensTimesBatch()], ids=["kv", "lmetric"])
-def test_a_request_goes_to_its_prefix(policy: RoutingPolicy) -> None:
+rates = st.one_of(
+    st.none(),
+    st.builds(
+        EngineRates,
+        *(st.one_of(st.none(), st.floats(low, high)) for low, high in ((1e-6, 1e-2), (0, 0.1), (0, 1e-2), (0, 60))),
+    ),
+)
+
+
+@pytest.mark.parametrize("policy", _ALL, ids=lambda policy: type(policy).__name__)
+@given(
+    histories,
+    contexts,
+    st.lists(rates, min_size=len(WORKERS), max_size=len(WORKERS)),
+    st.sampled_from(WORKERS),
+    st.integers(1, 4_000),
+    st.integers(1, 20),
+)
+def test_a_worker_is_no_more_attractive_with_more_in_its_queue(
+    policy: RoutingPolicy,
+    history: list[tuple[str, list[int], bool]],
+    blocks: list[int],
+    measured: list[EngineRates | None],
+    busier: str,
+    tokens: int,
+    more: int,
+) -> None:
+    ledger, request = ledger_of(history), asking("r", blocks)
+    candidates = [
+        worker(lease, Load(running=0, waiting=0, kv_usage=0.0, at=NOW, head_tokens=0, rates=each))
+        for lease, each in zip(WORKERS, measured, strict=True)
+    ]
+    before = policy.choose(request, candidates, ledger, NOW)
+    for number in range(more):
+        ledger.charge("g", str(number), busier, tokens, NOW)
+    after = policy.choose(request, candidates, ledger, NOW)
+    assert before is not None
+    assert after is not None
+    assert after.worker in (before.worker, *(lease for lease in WORKERS if lease != busier))
+    costs = {each.worker: each.cost for each in before.costs}
+    for each in after.costs:
+        if each.worker == busier:
+            assert each.cost >= costs[busier]
+        else:
+            assert each.cost == costs[each.worker]
+
+
+def test_a_prefix_is_not_followed_into_a_queue_while_others_have_places() -> None:
+    ledger, policy = Ledger(), POLICIES[DEFAULT]()
+    ledger.index.apply(KvChanges("a", 1, stored=pack(range(128))))
+    candidates = [worker(lease, places=4) for lease in "abc"]
+    given_to = Counter(take(policy, asking(str(n), range(128)), ledger, candidates) for n in range(12))
+    assert given_to == {"a": 4, "b": 4, "c": 4}
+    given_to += Counter(take(policy, asking(str(n), range(128)), ledger, candidates) for n in range(12, 60))
+    assert max(given_to.values()) - min(given_to.values()) <= 1
+
+
+def test_a_slow_worker_is_left_for_one_that_has_to_compute_more() -> None:
+    slow = Load(rates=EngineRates(prefill_s_per_token=1e-2, step_s=0.5))
+    fast = Load(rates=EngineRates(prefill_s_per_token=1e-5, step_s=0.01))
+    ledger, policy = Ledger(), POLICIES[DEFAULT]()
+    ledger.index.apply(KvChanges("a", 1, stored=pack(range(20))))
+    assert take(policy, asking("r", range(20)), ledger, [worker("a", slow), worker("b", fast)]) == "b"
+
+
+def test_the_parts_of_a_time_are_its_sum() -> None:
+    ledger = Ledger()
+    ledger.charge("f", "other", "a", 500, NOW)
+    choice = POLICIES[DEFAULT]().choose(asking("r", range(20)), [worker("a", places=1), worker("b")], ledger, NOW)
+    assert choice is not None
+    for each in choice.costs:
+        assert each.place_s is not None
+        assert each.prefill_s is not None
+        assert each.step_s is not None
+        assert each.cost == pytest.approx(each.place_s + each.prefill_s + each.step_s)
+        assert (each.place_s > 0) == (each.worker == "a")
+
+
+def test_a_request_goes_to_its_prefix() -> None:
+    policy = POLICIES[DEFAULT]()
     for lease in WORKERS:
         ledger = Ledger()
         ledger.index.apply(KvChanges(lease, 1, stored=pack(range(5))))
@@ -129,9 +208,9 @@ def test_a_burst_of_different_prefixes_spreads() -> None:
 
 def test_where_load_decides_the_best_holder_is_named_for_a_pull() -> None:
     ledger, policy = Ledger(), POLICIES[DEFAULT]()
-    ledger.index.apply(KvChanges("a", 1, stored=pack(range(10))))
+    ledger.index.apply(KvChanges("a", 1, stored=pack(range(40))))
     ledger.charge("f", "long", "a", 100_000, NOW)
-    choice = policy.choose(asking("r", range(10)), [worker("a"), worker("b")], ledger, NOW)
+    choice = policy.choose(asking("r", range(40)), [worker("a"), worker("b")], ledger, NOW)
     assert choice is not None
     assert (choice.worker, choice.cached, choice.pull_from) == ("b", 0, "a")
 

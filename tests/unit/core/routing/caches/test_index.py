@@ -92,8 +92,6 @@ def test_of_workers_in_step_exactly_what_they_hold_is_known(
     held = {worker: caches[worker].held for worker in caches if index.in_step(worker) and worker not in unnoticed}
     found = {worker: depth for worker, depth in index.cached(pack(asked)).items() if worker in held}
     assert found == expected(held, asked)
-    for worker in held:
-        assert index.blocks_of(worker) == len(held[worker])
 
 
 def chain(draws: Sequence[int]) -> list[int]:
