@@ -21,9 +21,14 @@ class RoutesQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
     v: int = VERSION
 
 
-class WeighedWorker(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A candidate, by its lease, with its figures (core/routing/choice.py: CandidateCost). `failed`: it had just failed
-    the request, and is taken only if there is no other."""
+class WeighedWorker(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What a policy has weighed for one candidate, by its lease. The lowest `cost` wins; its unit is the policy's own.
+
+    `cached` and `uncached`: tokens of the request's context that the worker has, and would have to compute. `queued`:
+    tokens that it has to compute before. `requests`: those that it has. `failed`: it had just failed the request, and
+    is taken only if there is no other. `place_s`, `prefill_s`, `step_s`: the parts of a cost that is a time, in seconds
+    (core/routing/cache_policies.py); None: it is none.
+    """
 
     worker: str
     cost: float

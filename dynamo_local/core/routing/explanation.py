@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from dynamo_local.core.messages.routes import MOST_CANDIDATES, RouteRow, WeighedWorker
 from dynamo_local.core.messages.routing import Assignment, AssignRequest
-from dynamo_local.core.routing.choice import CandidateCost
 
 NamedWorker = Callable[[str], str]
 """From a worker's lease to its name."""
@@ -15,7 +16,7 @@ NamedWorker = Callable[[str], str]
 def route_row(
     request: AssignRequest,
     assignment: Assignment,
-    costs: Sequence[CandidateCost],
+    costs: Sequence[WeighedWorker],
     *,
     revision: str = "",
     age_s: float = 0.0,
@@ -32,7 +33,9 @@ def route_row(
         worker=assignment.worker,
         cached=assignment.cached,
         pull_from=assignment.pull_from,
-        candidates=tuple(_candidate(each, request) for each in sorted(ordered, key=lambda each: each.cost)),
+        candidates=tuple(
+            replace(each, failed=each.worker in request.avoid) for each in sorted(ordered, key=lambda each: each.cost)
+        ),
         left_out=len(costs) - len(ordered),
     )
 
@@ -69,10 +72,3 @@ def _by_prefix(route: RouteRow, chosen: WeighedWorker, others: list[WeighedWorke
     if chosen.cached:
         return [f"it has {chosen.cached} tokens of the prefix, and nobody has more"]
     return ["nobody has the prefix"]
-
-
-def _candidate(each: CandidateCost, request: AssignRequest) -> WeighedWorker:
-    return WeighedWorker(
-        *(each.worker, each.cost, each.cached, each.uncached, each.queued, each.requests, each.worker in request.avoid),
-        *(each.place_s, each.prefill_s, each.step_s),
-    )
