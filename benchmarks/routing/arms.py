@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from dynamo_local.core.messages.presence import Load, Presence
+from dynamo_local.core.messages.routes import WeighedWorker
 from dynamo_local.core.messages.routing import AssignRequest
 from dynamo_local.core.ports import CacheChanges
-from dynamo_local.core.routing.choice import CandidateCost, RoutingChoice, RoutingPolicy, cached_tokens, weighed
+from dynamo_local.core.routing.choice import RoutingChoice, RoutingPolicy, cached_tokens, weighed
 from dynamo_local.core.routing.ledger import Ledger
 from dynamo_local.core.routing.policies import POLICIES
 from dynamo_local.sim.requests import Arrival
@@ -71,9 +72,9 @@ class StickyUntilBehind:
 
 
 def _lowest(
-    allowed: Sequence[CandidateCost],
-    order: Callable[[CandidateCost], tuple[float, int, str]],
-    all_of_them: Sequence[CandidateCost] = (),
+    allowed: Sequence[WeighedWorker],
+    order: Callable[[WeighedWorker], tuple[float, int, str]],
+    all_of_them: Sequence[WeighedWorker] = (),
 ) -> RoutingChoice | None:
     if not allowed:
         return None

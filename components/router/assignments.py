@@ -10,9 +10,8 @@ from itertools import islice
 from msgspec.structs import replace
 
 from dynamo_local.core.messages.presence import Counts
-from dynamo_local.core.messages.routes import RouteRow, RoutesQuestion
+from dynamo_local.core.messages.routes import RouteRow, RoutesQuestion, WeighedWorker
 from dynamo_local.core.messages.routing import Assignment, AssignRequest
-from dynamo_local.core.routing.choice import CandidateCost
 from dynamo_local.core.routing.explanation import route_row
 
 _KEPT = 128
@@ -27,7 +26,7 @@ class Routed:
     """An answer to a frontend, and the figures of all candidates."""
 
     assignment: Assignment
-    costs: tuple[CandidateCost, ...] = ()
+    costs: tuple[WeighedWorker, ...] = ()
 
 
 @dataclass(frozen=True)

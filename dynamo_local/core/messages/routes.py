@@ -21,13 +21,15 @@ class RoutesQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
     v: int = VERSION
 
 
-class WeighedWorker(msgspec.Struct, frozen=True):
-    """A worker that could have been chosen, by its lease; told to an operator, by its watcher (core/routing/choice.py:
-    CandidateCost). `cost`: the lowest wins; with the policy `kv`, the expected time to the first token in s, the sum
-    of `place_s` (until the worker can run the request), `prefill_s` (for the tokens queued before and those that it
-    lacks) and `step_s`, which are null with other policies. `cached`, `uncached`: tokens of the request that the worker
-    has, and lacks; `queued`: tokens that it has to compute before; `requests`: those that it has. `failed`: it had just
-    failed the request, and is taken only if there is no other."""
+class WeighedWorker(msgspec.Struct, frozen=True, gc=False):
+    """What a policy has weighed for one candidate, by its lease; told to an operator, by its watcher.
+
+    The lowest `cost` wins. With the policy `kv` it is the expected time to the first token in seconds, the sum of
+    `place_s` (until the worker can run the request), `prefill_s` (for the tokens queued before and those that it lacks)
+    and `step_s`, which are None with other policies. `cached` and `uncached`: tokens of the request's context that the
+    worker has, and would have to compute. `queued`: tokens that it has to compute before. `requests`: those that it
+    has. `failed`: it had just failed the request, and is taken only if there is no other.
+    """
 
     worker: str
     cost: float

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from dynamo_local.core.fleet.rates import compared
 from dynamo_local.core.messages.presence import EngineRates, Presence
+from dynamo_local.core.messages.routes import WeighedWorker
 from dynamo_local.core.messages.routing import AssignRequest
 from dynamo_local.core.routing.caches.block_keys import KEY_BYTES
-from dynamo_local.core.routing.choice import CandidateCost, RoutingChoice, cached_tokens, lot, not_avoided, weighed
+from dynamo_local.core.routing.choice import RoutingChoice, cached_tokens, lot, not_avoided, weighed
 from dynamo_local.core.routing.ledger import Ledger
 from dynamo_local.core.routing.pulling import PULL_TO_COMPUTE, is_worth_pulling
 
@@ -60,8 +63,8 @@ class SoonestFirstToken:
 
 
 def _expected(
-    each: CandidateCost, worker: Presence, rates: EngineRates, ledger: Ledger, queued_weight: float, pulled: int
-) -> CandidateCost:
+    each: WeighedWorker, worker: Presence, rates: EngineRates, ledger: Ledger, queued_weight: float, pulled: int
+) -> WeighedWorker:
     """The figures of a worker with its cost. `pulled`: tokens of the context that it would pull."""
     # Not `each.queued`: what is computed again is told late, and requests would swing between workers.
     queued = ledger.uncached(each.worker)
@@ -74,8 +77,7 @@ def _expected(
     prefill_s = (queued_weight * queued + each.uncached - (1 - PULL_TO_COMPUTE) * pulled) * per_token
     step_s += (rates.step_s_per_running or 0.0) * running + _CONTEXT_WEIGHT * contexts * per_token
     cost = place_s + prefill_s + step_s
-    figures = each.worker, cost, each.cached, each.uncached, each.queued, each.requests
-    return CandidateCost(*figures, place_s, prefill_s, step_s)
+    return replace(each, cost=cost, place_s=place_s, prefill_s=prefill_s, step_s=step_s)
 
 
 def _shared_tokens(request: AssignRequest, ledger: Ledger) -> int:
@@ -83,7 +85,7 @@ def _shared_tokens(request: AssignRequest, ledger: Ledger) -> int:
     return min(ledger.index.under_way(request.blocks) * request.block_tokens, request.tokens)
 
 
-def _cheapest(request: AssignRequest, candidates: Sequence[Presence], costs: Sequence[CandidateCost]) -> int:
+def _cheapest(request: AssignRequest, candidates: Sequence[Presence], costs: Sequence[WeighedWorker]) -> int:
     """Index of the cheapest candidate."""
     allowed = {each.lease for each in not_avoided(request, candidates)}
     lowest = min([each.cost for each in costs if each.worker in allowed])
@@ -92,6 +94,6 @@ def _cheapest(request: AssignRequest, candidates: Sequence[Presence], costs: Seq
     return min(equals, key=lambda index: (lot(seed, candidates[index]), costs[index].worker))
 
 
-def _holds(each: CandidateCost) -> tuple[int, int, int, str]:
+def _holds(each: WeighedWorker) -> tuple[int, int, int, str]:
     """Order of the workers from which a prefix can be pulled: by what they have of it, then by how busy they are."""
     return each.cached, -each.queued, -each.requests, each.worker

@@ -8,34 +8,14 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Protocol
 
-import msgspec
-
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.routes import WeighedWorker
 from dynamo_local.core.messages.routing import AssignRequest
 from dynamo_local.core.routing.caches.block_keys import KEY_BYTES, number_of
 from dynamo_local.core.routing.ledger import Ledger
 
 _64_BITS = (1 << 64) - 1
 _MIXER = 0x9E37_79B9_7F4A_7C15
-
-
-class CandidateCost(msgspec.Struct, frozen=True, gc=False):
-    """What a policy has weighed for one candidate. The lowest `cost` wins; its unit is the policy's own.
-
-    `cached` and `uncached`: tokens of the request's context that the worker has, and would have to compute. `queued`:
-    tokens that it has to compute before. `requests`: those that it has. `place_s`, `prefill_s`, `step_s`: the parts of
-    a cost that is a time, in seconds (cache_policies.py); None: it is none.
-    """
-
-    worker: str
-    cost: float
-    cached: int
-    uncached: int
-    queued: int
-    requests: int
-    place_s: float | None = None
-    prefill_s: float | None = None
-    step_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +26,7 @@ class RoutingChoice:
     worker: str
     cached: int | None = None
     pull_from: str | None = None
-    costs: tuple[CandidateCost, ...] = ()
+    costs: tuple[WeighedWorker, ...] = ()
 
 
 class RoutingPolicy(Protocol):
@@ -92,13 +72,13 @@ def cached_tokens(request: AssignRequest, ledger: Ledger) -> Mapping[str, int]:
 
 def weighed(
     request: AssignRequest, worker: Presence, ledger: Ledger, cached: Mapping[str, int], cost: float = 0.0
-) -> CandidateCost:
+) -> WeighedWorker:
     """The figures of one candidate."""
     has = cached.get(worker.lease, 0)
     # What the worker gave up for want of room, it computes again before it computes what comes now.
     recomputed = 0 if worker.load is None else worker.load.preempted_tokens or 0
     queued, requests = ledger.uncached(worker.lease) + recomputed, ledger.requests(worker.lease)
-    return CandidateCost(worker.lease, cost, has, max(request.tokens - has, 0), queued, requests)
+    return WeighedWorker(worker.lease, cost, has, max(request.tokens - has, 0), queued, requests)
 
 
 @lru_cache(maxsize=4_096)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from dynamo_local.core.messages.routes import MOST_CANDIDATES, RouteRow, WeighedWorker
 from dynamo_local.core.messages.routing import Assignment, AssignRequest
 from dynamo_local.core.names import short_watcher
-from dynamo_local.core.routing.choice import CandidateCost
 
 NamedWorker = Callable[[str], str]
 """From a worker's lease to its name."""
@@ -41,7 +41,7 @@ def explained(route: RouteRow, name: NamedWorker) -> ExplainedRoute:
         cached=route.cached,
         pull_from=None if route.pull_from is None else name(route.pull_from),
         why=why(route, lambda lease: short_watcher(name(lease))),
-        candidates=tuple(msgspec.structs.replace(each, worker=name(each.worker)) for each in route.candidates),
+        candidates=tuple(replace(each, worker=name(each.worker)) for each in route.candidates),
         left_out=route.left_out,
     )
 
@@ -49,7 +49,7 @@ def explained(route: RouteRow, name: NamedWorker) -> ExplainedRoute:
 def route_row(
     request: AssignRequest,
     assignment: Assignment,
-    costs: Sequence[CandidateCost],
+    costs: Sequence[WeighedWorker],
     *,
     revision: str = "",
     age_s: float = 0.0,
@@ -66,7 +66,9 @@ def route_row(
         worker=assignment.worker,
         cached=assignment.cached,
         pull_from=assignment.pull_from,
-        candidates=tuple(_candidate(each, request) for each in sorted(ordered, key=lambda each: each.cost)),
+        candidates=tuple(
+            replace(each, failed=each.worker in request.avoid) for each in sorted(ordered, key=lambda each: each.cost)
+        ),
         left_out=len(costs) - len(ordered),
     )
 
@@ -103,10 +105,3 @@ def _by_prefix(route: RouteRow, chosen: WeighedWorker, others: list[WeighedWorke
     if chosen.cached:
         return [f"it has {chosen.cached} tokens of the prefix, and nobody has more"]
     return ["nobody has the prefix"]
-
-
-def _candidate(each: CandidateCost, request: AssignRequest) -> WeighedWorker:
-    return WeighedWorker(
-        *(each.worker, each.cost, each.cached, each.uncached, each.queued, each.requests, each.worker in request.avoid),
-        *(each.place_s, each.prefill_s, each.step_s),
-    )
