@@ -57,7 +57,7 @@ NIGHTLY: Mapping[str, str] = {
     "tests/e2e/kv/test_between_machines.py": "cluster",
     "tests/e2e/environments/test_local.py": "long",
     "tests/e2e/faults/test_background_answers.py": "long",
-    "tests/e2e/faults/test_neighbour.py": "long",
+    "tests/e2e/faults/test_neighbour.py::test_an_engine_leaves_the_core_of_a_busy_neighbour_and_comes_back": "long",
     "tests/e2e/models/test_fidelity.py::test_each_row": "models",
     "tests/e2e/models/test_pooling.py": "models",
     "tests/e2e/models/test_real_model.py": "models",
@@ -169,7 +169,7 @@ def items(root: Path, seconds: Mapping[str, float]) -> list[Item]:
 def parts(item: Item) -> list[Item]:
     """An item as it is, or if it takes more than a slice, by as many parts of its tests as fit."""
     count = math.ceil(item.seconds / SLICE_S - 0.25)
-    if count < 2:
+    if count < 2 or "::" in item.name:
         return [item]
     return [
         Item(
