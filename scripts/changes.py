@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 PACKAGES = ("benchmarks", "components", "dynamo_local", "examples", "scripts", "state", "tests")
-DAY_S = 24 * 3600
+RECENT_S = 6 * 3600
+"""Commits within this time of HEAD count as the change where nobody names its base."""
 
 _IMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+import\s+(\([^)]*\)|[^#\n]*)|import\s+([\w.]+))", re.MULTILINE)
 _NAMED = re.compile(rf"[\"']((?:{'|'.join(PACKAGES)})(?:\.\w+)+)[\"':]")
@@ -34,12 +35,12 @@ def branch_base(root: Path) -> str:
     return git(root, "merge-base", "HEAD", "origin/HEAD")
 
 
-def day_base(root: Path) -> str:
-    """The newest commit of the main line that is a day older than HEAD. Raises UnknownChangeError without one."""
+def recent_base(root: Path) -> str:
+    """The newest commit of the main line that is six hours older than HEAD. Raises UnknownChangeError without one."""
     head_s = int(git(root, "show", "--no-patch", "--format=%ct", "HEAD"))
-    found = git(root, "rev-list", "--first-parent", "-1", f"--before={head_s - DAY_S}", "HEAD")
+    found = git(root, "rev-list", "--first-parent", "-1", f"--before={head_s - RECENT_S}", "HEAD")
     if not found:
-        raise UnknownChangeError("the history does not go back a day")
+        raise UnknownChangeError("the history does not go back six hours")
     return found
 
 

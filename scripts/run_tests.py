@@ -268,9 +268,9 @@ def named_changes(changed: str) -> frozenset[str] | None:
 
 def turn_of_ci() -> lanes.Turn:
     """The slice and the touched lanes of this commit. $SLICE: another slice. $BASE: the commit that the change began
-    from, instead of the newest that is a day older."""
+    from, instead of the newest that is six hours older."""
     try:
-        changed = changes.changed_since(ROOT, os.environ.get("BASE") or changes.day_base(ROOT))
+        changed = changes.changed_since(ROOT, os.environ.get("BASE") or changes.recent_base(ROOT))
     except changes.UnknownChangeError as error:
         say(f"what has changed is unknown, so the tests of all lanes with paths are run: {error}")
         changed = None

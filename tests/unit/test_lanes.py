@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from scripts import lanes
 from scripts.changes import (
-    DAY_S,
+    RECENT_S,
     UnknownChangeError,
     affected_tests,
     branch_base,
     changed_since,
-    day_base,
     dependents,
     imported_by,
+    recent_base,
     turn_of,
 )
 from scripts.lanes import COMMANDS, LANES, NIGHTLY, ROOT, SLICE_S, Item, items, read_seconds, slices, turn
@@ -166,27 +166,27 @@ def git(folder: Path, *arguments: str, at: int = BEGAN) -> str:
 
 @pytest.fixture
 def history(tmp_path: Path) -> Path:
-    """A repository of three commits, each with a file: two within the day before the last, one earlier."""
+    """A repository of three commits, each with a file: two within six hours of the last, one earlier."""
     folder = tmp_path / "history"
     folder.mkdir()
     git(folder, "init", "--quiet")
-    for name, at in (("a", BEGAN), ("b", BEGAN + 1), ("c", BEGAN + DAY_S)):
+    for name, at in (("a", BEGAN), ("b", BEGAN + 1), ("c", BEGAN + RECENT_S)):
         (folder / name).touch()
         git(folder, "add", name)
         git(folder, "commit", "--quiet", "--message", name, at=at)
     return folder
 
 
-def test_the_change_is_what_came_within_a_day_and_what_is_not_committed(history: Path) -> None:
+def test_the_change_is_what_came_within_six_hours_and_what_is_not_committed(history: Path) -> None:
     (history / "d").touch()
-    assert changed_since(history, day_base(history)) == {"b", "c", "d"}
+    assert changed_since(history, recent_base(history)) == {"b", "c", "d"}
     assert turn_of(history) == 3
 
 
-def test_a_clone_without_history_has_a_turn_and_no_day_before(history: Path, tmp_path: Path) -> None:
+def test_a_clone_without_history_has_a_turn_and_no_base(history: Path, tmp_path: Path) -> None:
     git(tmp_path, "clone", "--quiet", "--depth=1", f"file://{history}", "shallow")
     with pytest.raises(UnknownChangeError, match="does not go back"):
-        day_base(tmp_path / "shallow")
+        recent_base(tmp_path / "shallow")
     assert turn_of(tmp_path / "shallow") == int(git(history, "rev-parse", "HEAD")[:8], 16)
 
 
@@ -203,4 +203,4 @@ def test_the_change_of_a_branch_is_what_its_remote_has_not(history: Path, tmp_pa
 
 def test_a_folder_without_git_has_no_change(tmp_path: Path) -> None:
     with pytest.raises(UnknownChangeError):
-        day_base(tmp_path)
+        recent_base(tmp_path)
