@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -33,6 +33,7 @@ import msgspec
 from scripts import changes, lanes
 from scripts.in_processes.sitecustomize import note
 from scripts.outcomes import Outcomes, cpu_seconds
+from tests.imported import importing
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -56,7 +57,10 @@ STEPS = ("lint", *SUITES, "nightly", *lanes.LANES)
 EVERYDAY = ("lint", *SUITES)
 SLOWEST = ("--durations=40", "--durations-min=4")
 """What pytest tells at the end of a suite: which tests took longest, to know what to make quicker."""
-FORKING = {"integration"}
+SIDES = {"e2e": 2}
+"""Suites that run as several processes side by side, each with servers of its own: one server after the other leaves a
+core idle."""
+FORKING = {"integration", "e2e"}
 """Suites whose servers are forks of a process that has imported vLLM (tests/imported.py), beside the first suite."""
 IMPORTED = "DYN_IMPORTED"
 MOST_REPEATED = 5
@@ -67,12 +71,14 @@ PASSED, FAILED, NO_TESTS = 0, 1, 5
 
 @dataclass(frozen=True)
 class Run:
-    """A run of pytest, or of a module if `suite` is None. `blocks`: whether the whole fails if it does."""
+    """A run of pytest, or of a module if `suite` is None. `blocks`: whether the whole fails if it does. `sides`: number
+    of processes of pytest that share its tests."""
 
     name: str
     suite: str | None
     arguments: tuple[str, ...]
     blocks: bool = True
+    sides: int = 1
 
 
 @dataclass
@@ -148,34 +154,49 @@ def imported(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    with tempfile.TemporaryDirectory() as folder:
-        socket = str(Path(folder, "imported.sock"))
-        command = [sys.executable, "-m", "tests.imported", socket, "components.vllm.preload"]
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        os.environ[IMPORTED] = socket
+    with importing(os.environ) as socket:
+        os.environ[IMPORTED] = str(socket)
         try:
             yield
         finally:
             del os.environ[IMPORTED]
-            process.kill()
-            process.wait()
 
 
 def run_pytest(arguments: Sequence[str]) -> tuple[int, Outcomes]:
     """Run pytest, its output shown as it comes; returns its exit code and what it has noted."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "outcomes")
-        command = [sys.executable, "-m", "pytest", "-p", "scripts.outcomes", f"--outcomes={file}", *arguments]
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
+    return run_sides(arguments, 1)[0]
+
+
+def run_sides(arguments: Sequence[str], sides: int) -> list[tuple[int, Outcomes]]:
+    """Run pytest as a number of processes side by side, which share the tests. The output of the first is shown as it
+    comes, that of the others behind it. Returns the exit code of each, and what it has noted."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as open_files:
+        files = [Path(folder, f"outcomes.{side}") for side in range(sides)]
+        outputs = [open_files.enter_context(Path(f"{file}.out").open("w+b")) for file in files[1:]]
+        processes = []
+        for side, (file, output) in enumerate(zip(files, (None, *outputs), strict=True)):
+            command = [sys.executable, "-m", "pytest", "-p", "scripts.outcomes", f"--outcomes={file}", *arguments]
+            shared = [f"--side={side + 1}/{sides}"] if sides > 1 else []
+            processes.append(
+                subprocess.Popen([*command, *shared], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            )
         try:
-            code = process.wait()
+            codes = [process.wait() for process in processes]
         except SystemExit:
-            process.send_signal(signal.SIGINT)
+            for process in processes:
+                process.send_signal(signal.SIGINT)
             raise
         finally:
-            # Interrupted, it ends its servers first.
-            process.wait()
-        return code, msgspec.json.decode(file.read_bytes(), type=Outcomes) if file.exists() else Outcomes()
+            # Interrupted, they end their servers first.
+            for process in processes:
+                process.wait()
+        for output in outputs:
+            output.seek(0)
+            say(output.read().decode(errors="replace"))
+        noted = [
+            msgspec.json.decode(file.read_bytes(), type=Outcomes) if file.exists() else Outcomes() for file in files
+        ]
+        return list(zip(codes, noted, strict=True))
 
 
 def record(path: Path) -> None:
@@ -195,12 +216,12 @@ def run_suite(report: Report, run: Run) -> None:
         if code != 0:
             report.add_broken(f"{run.name}, which ended with {code}", run.blocks)
     else:
-        code, outcomes = run_pytest((*SLOWEST, *run.arguments))
-        report.add(outcomes, run.blocks)
-        is_empty_part = code == NO_TESTS and any(argument.startswith("--part=") for argument in run.arguments)
-        if not is_empty_part and (code not in (PASSED, FAILED) or (code == FAILED and not outcomes.failed)):
-            why = "no test was found" if code == NO_TESTS else f"pytest ended with {code}"
-            report.add_broken(f"{run.name}, as {why}", run.blocks)
+        for code, outcomes in run_sides((*SLOWEST, *run.arguments), run.sides):
+            report.add(outcomes, run.blocks)
+            is_empty_part = code == NO_TESTS and any(argument.startswith("--part=") for argument in run.arguments)
+            if not is_empty_part and (code not in (PASSED, FAILED) or (code == FAILED and not outcomes.failed)):
+                why = "no test was found" if code == NO_TESTS else f"pytest ended with {code}"
+                report.add_broken(f"{run.name}, as {why}", run.blocks)
     note("suite", name=run.name, seconds=time.monotonic() - began, cpu=cpu_seconds(os.getpid()) - cpu)
     say(f"{run.name}: {time.monotonic() - began:.0f} s")
 
@@ -244,7 +265,7 @@ def suite_run(suite: str, changed: frozenset[str] | None) -> Run:
         tests = changes.affected_tests(changed, changes.read_modules(ROOT))
         say(f"unit tests that the change touches: {'all' if tests is None else f'{len(tests)} files'}")
     if tests is None or changed is None:
-        return Run(suite, suite, (folder, *options, *lanes.everyday(suite)))
+        return Run(suite, suite, (folder, *options, *lanes.everyday(suite)), sides=SIDES.get(suite, 1))
     touched = {item.arguments[0] for item in lanes.items(ROOT, {}) if item.touched_by(changed)}
     return Run(suite, suite, (*(test for test in tests if lanes.runs_every_day(test) or test in touched), *options))
 

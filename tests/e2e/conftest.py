@@ -244,7 +244,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--part", metavar="K/N", help="of end-to-end tests, run the K-th of N parts: parts can run side by side"
+        "--side", metavar="K/N", help="of end-to-end tests, run those of the K-th of N groups of servers, beside others"
     )
 
 
@@ -255,9 +255,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     mine = {item: _turn(item) for item in items if item.path.is_relative_to(here)}
     for item in mine:
         item.add_marker(pytest.mark.e2e)
-    if (part := config.getoption("--part", None)) is not None:
-        number, _, of = part.partition("/")
-        chosen = _parts(set(mine.values()), int(of))[int(number) - 1]
+    if (side := config.getoption("--side", None)) is not None:
+        number, _, of = side.partition("/")
+        chosen = _sides(set(mine.values()), int(of))[int(number) - 1]
         config.hook.pytest_deselected(items=[item for item in items if item in mine and mine[item] not in chosen])
         items[:] = [item for item in items if item not in mine or mine[item] in chosen]
     order = list(SERVERS)
@@ -270,11 +270,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     )
 
 
-def _parts(turns: set[str], number: int) -> list[set[str]]:
-    """Servers in so many parts of about the same length: each of them, the longest one first, to the shortest part."""
+def _sides(turns: set[str], number: int) -> list[set[str]]:
+    """Servers in groups that take about the same time: each server, the longest first, goes to the shortest group."""
     found: list[set[str]] = [set() for _ in range(number)]
     for turn in sorted(turns, key=lambda turn: (-SERVERS[turn], turn)):
-        min(found, key=lambda part: sum(SERVERS[one] for one in part)).add(turn)
+        min(found, key=lambda side: sum(SERVERS[one] for one in side)).add(turn)
     return found
 
 

@@ -117,7 +117,7 @@ def test_a_file_that_cannot_be_collected_has_failed(tmp_path: Path) -> None:
 def test_a_run_that_does_not_get_to_its_end_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int, says: str
 ) -> None:
-    monkeypatch.setattr(run_tests, "run_pytest", lambda arguments: (code, Outcomes(passed=["a"])))
+    monkeypatch.setattr(run_tests, "run_sides", lambda arguments, sides: [(code, Outcomes(passed=["a"]))])
     assert run_tests.main(["unit", "--repeat-failed"]) == 1
     assert capsys.readouterr().out.splitlines()[-2:] == [says, "1 passed, 0 failed, 0 skipped"]
 
