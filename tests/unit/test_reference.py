@@ -31,7 +31,7 @@ COMMANDS = list(walk(context_of(dynamo, "dynamo")))
 SERVICES = [spec for _, spec in specs()]
 SENTENCE = re.compile(r"[A-Z`].*[^.\s]\.", re.DOTALL)
 NOTES = re.compile(r"\s*\[(default|env): [^]]*\]")
-ORDINARY = {"HOME", "HF_ENDPOINT", "NO_PROXY", "RAY_ADDRESS", "no_proxy"}
+ORDINARY = {"HOME", "HF_ENDPOINT", "NO_PROXY", "PYTHONUTF8", "RAY_ADDRESS", "no_proxy"}
 """Read as every program reads it, or as the library that it is for does."""
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.engine.vllm.arguments import MANAGED
+from dynamo_local.engine.vllm.launch import with_log
 from dynamo_local.engine.vllm.variables import REFUSED
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.schema import check_variables
@@ -64,3 +66,17 @@ def test_a_variable_is_refused_with_a_value_that_changes_something(name: str, va
 def test_what_nobody_knows_is_guessed_at(graph: Graph) -> None:
     with pytest.raises(ConfigError, match="did you mean max-model-len"):
         resolve(graph, overrides=["--Frontend.max-modl-len=1"])
+
+
+@pytest.mark.parametrize(
+    ("config", "level"),
+    [
+        ({}, None),
+        ({"enable-logging-iteration-details": True}, "INFO"),
+        ({"enable-logging-iteration-details": False}, None),
+        ({"enable-logging-iteration-details": True, "log-level": "ERROR"}, "ERROR"),
+        ({"enable-logging-iteration-details": True, "log-config-file": "a.json"}, None),
+    ],
+)
+def test_what_is_to_be_logged_is_logged_unless_a_level_is_given(config: dict[str, Any], level: str | None) -> None:
+    assert with_log(config) == config | ({} if level is None else {"log-level": level})

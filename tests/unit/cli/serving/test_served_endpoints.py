@@ -56,10 +56,7 @@ def store(paths: StatePaths, *names: str) -> None:
 
 
 def test_a_file_of_endpoints_needs_no_model(dry_run: DryRun, tmp_path: Path) -> None:
-    lora = tmp_path / "work" / "lora"
-    lora.mkdir()
-    (lora / "adapter_config.json").write_text('{"r": 8}')
-    (lora / "adapter_model.safetensors").write_bytes(b"")
+    lora = adapter(tmp_path / "work" / "lora")
     config = file("""
 endpoints:
   - {name: chat, model: ./mine, min_workers: 2, args: {max_model_len: 4096, enable_lora: true}}
