@@ -15,7 +15,7 @@ from dynamo_local.core.routing.choice import RoutingChoice, cached_tokens, lot, 
 from dynamo_local.core.routing.ledger import Ledger
 from dynamo_local.core.routing.pulling import PULL_TO_COMPUTE, is_worth_pulling
 
-_QUEUED_WEIGHT, _QUEUED_WEIGHT_SHARED = 0.33, 0.9
+_QUEUED_WEIGHT, _QUEUED_WEIGHT_SHARED = 0.33, 0.75
 """What a token that is queued before a request weighs against one that the request itself lacks, if no other request
 under way has its context, and if one has all of it. To compute a prefix once more delays all that come behind, and
 takes room in a cache; to wait delays this request alone. What several ask for at once is worth having at several
