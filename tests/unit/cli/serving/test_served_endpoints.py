@@ -16,6 +16,7 @@ from dynamo_local.core.endpoints.registry import Registry, ordered
 from state.endpoints.registry import RegistryStore
 from state.locks import ServerLock
 from state.paths import StatePaths
+from tests.unit.adapter_files import adapter
 
 ROOT = Path(__file__).parents[4]
 
