@@ -16,7 +16,7 @@ another worker has one."""
 _STEPS, _REQUESTS = 500.0, 50.0
 """Number of later observations after which one counts 1/e."""
 
-_ALIKE = 2.0
+_ALIKE = 2.5
 """Workers whose rates differ by less than this factor count as equally fast: measurements differ by chance, and one of
 many idle workers is not to get all requests for that."""
 
