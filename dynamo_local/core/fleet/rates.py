@@ -16,7 +16,7 @@ another worker has one."""
 _STEPS, _REQUESTS = 500.0, 50.0
 """Number of later observations after which one counts 1/e."""
 
-_ALIKE = 1.5
+_ALIKE = 2.5
 """Workers whose rates differ by less than this factor count as equally fast: measurements differ by chance, and one of
 many idle workers is not to get all requests for that."""
 
@@ -43,8 +43,9 @@ class _Line:
             return None
         if at_zero is not None:
             n, y = n + 1, y + at_zero
-        spread = n * xx - x * x
-        slope = max((n * xy - x * y) / spread, 0.0) if spread > 1e-6 * n * xx else 0.0
+        # The last part is a variance of 1 more: of x that hardly differ, chance alone would make a steep line.
+        spread = n * xx - x * x + n * n
+        slope = max((n * xy - x * y) / spread, 0.0)
         slope = min(slope, y / x) if x else 0.0
         return (y - slope * x) / n, slope
 

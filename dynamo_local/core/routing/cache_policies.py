@@ -51,6 +51,9 @@ class SoonestFirstToken:
             for worker, each in zip(candidates, figures, strict=True)
         ]
         rates = compared([None if each.load is None else each.load.rates for each in candidates])
+        # Idle workers are not told apart by a step: it is short, and measured on machines that do other things as well.
+        step_s = min([each.step_s or 0.0 for each in rates])
+        rates = [replace(each, step_s=step_s) for each in rates]
         weight = _QUEUED_WEIGHT + (_QUEUED_WEIGHT_SHARED - _QUEUED_WEIGHT) * shared / max(request.tokens, 1)
         costs = [
             # What requests under way have may not have been computed yet: a pull would wait for that.
