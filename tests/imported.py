@@ -28,7 +28,9 @@ from state.paths import StatePaths
 READ_LATER = (
     "COLUMNS",
     "CUDA_VISIBLE_DEVICES",
+    "IN_FLIGHT",
     "LINES",
+    "MACHINE_FACTS",
     "OMP_NUM_THREADS",
     "PWD",
     "PYTEST_CURRENT_TEST",

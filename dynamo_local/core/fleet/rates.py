@@ -16,6 +16,9 @@ another worker has one."""
 _STEPS, _REQUESTS = 500.0, 50.0
 """Number of later observations after which one counts 1/e."""
 
+_FEW_PROMPTS = 5.0
+"""Prompts from which no rate is told: how busy the machine was meanwhile would decide where prefixes are looked for."""
+
 _ALIKE = 2.5
 """Workers whose rates differ by less than this factor count as equally fast: measurements differ by chance, and one of
 many idle workers is not to get all requests for that."""
@@ -34,6 +37,11 @@ class _Line:
         kept = math.exp(-number / self._memory)
         new = (number, number * x, number * y, number * x * x, number * x * y)
         self._sums = [kept * old + more for old, more in zip(self._sums, new, strict=True)]
+
+    @property
+    def observations(self) -> float:
+        """Number of observations, older ones in part."""
+        return self._sums[0]
 
     def fit(self, *, at_zero: float | None = None) -> tuple[float, float] | None:
         """Intercept and slope; None without an observation. The slope is 0 if all x are the same, unless it is known
@@ -79,7 +87,9 @@ class RateMeter:
     def rates(self) -> EngineRates | None:
         """What was measured; None: nothing yet."""
         steps, held = self._steps.fit(), self._held.fit()
-        prompts = self._prompts.fit(at_zero=0.0 if steps is None else steps[0])
+        prompts = None
+        if self._prompts.observations > _FEW_PROMPTS:
+            prompts = self._prompts.fit(at_zero=0.0 if steps is None else steps[0])
         if steps is None and prompts is None and held is None:
             return None
         return EngineRates(

@@ -17,11 +17,14 @@ def later(finish: FinishReason | None = None) -> TokenDelta:
 
 
 def measured(*steps: tuple[float, TokenDelta, int]) -> EngineRates | None:
-    """`steps`: when each ended, its only delta, and how many requests run then. The first token has taken 1,000."""
+    """`steps`: when each ended, its only delta, and how many requests run then. The first token has taken 1,000. All of
+    it is repeated, since few prompts tell nothing."""
     meter = StepMeter()
-    for at, delta, running in steps:
-        computed = {EPOCH: 1_000} if delta.cached_tokens is not None else {}
-        meter.stepped(Step(at, (delta,), Load(running=running)), computed)
+    for start in range(0, 800, 100):
+        for at, delta, running in steps:
+            computed = {EPOCH: 1_000} if delta.cached_tokens is not None else {}
+            meter.stepped(Step(start + at, (delta,), Load(running=running)), computed)
+        meter.stepped(Step(start + 99.0, (), Load()), {})
     return meter.rates
 
 

@@ -48,6 +48,13 @@ def test_prompts_of_one_length_take_a_step_and_their_tokens() -> None:
     assert rates.prefill_s_per_token == pytest.approx(1e-4, rel=0.01)
 
 
+def test_few_prompts_tell_no_rate() -> None:
+    meter = RateMeter()
+    for now in range(1, 20):
+        meter.begun(now, [(now - 0.1, 64)])
+        assert meter.rates is None or now > 5
+
+
 def test_prompts_that_are_computed_together_share_the_time() -> None:
     meter = RateMeter()
     for now in range(1, 100):
