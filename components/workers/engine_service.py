@@ -343,7 +343,7 @@ class EngineService:
         if step.load is None:
             return None
         load = self._warm_requests.without(step.load)
-        load = msgspec.structs.replace(load, at=step.timestamp, rates=self._step_meter.rates)
+        load = msgspec.structs.replace(load, at=step.timestamp, rates=self._step_meter.rates(step.timestamp))
         return self._queue_head.completed(load, step.timestamp)
 
     async def _send(self, step: Step) -> None:
@@ -404,10 +404,11 @@ class EngineService:
         load = self._context.announcer.presence.load or Load()
         if load.running != 0 or load.waiting != 0:
             # Either no step has been made yet, or the last requests were cancelled, for which no step is made.
-            known, rates = load.recomputed_tokens, load.rates
+            known = load.recomputed_tokens
             idle = Load(0, 0, 0.0, load.kv_pinned, head_tokens=0, by_class=(), preempted_tokens=0)
-            load = msgspec.structs.replace(idle, recomputed_tokens=known, rates=rates)
-        self._context.announcer.note(load=msgspec.structs.replace(load, at=time.monotonic()))
+            load = msgspec.structs.replace(idle, recomputed_tokens=known)
+        now = time.monotonic()
+        self._context.announcer.note(load=msgspec.structs.replace(load, at=now, rates=self._step_meter.rates(now)))
 
     async def _until(self, condition: Callable[[], bool], deadline_s: float) -> None:
         with suppress(TimeoutError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from dynamo_local.core.fleet.rates import RateMeter
@@ -9,6 +10,10 @@ from dynamo_local.core.messages.presence import EngineRates
 from dynamo_local.core.messages.tokens import SCHEDULED, TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch
 from dynamo_local.core.ports import Step
+
+_FORGOTTEN_AFTER_S = 60.0
+"""Idle time after which what was measured is forgotten: what slowed the engine may be over, and a router that avoids a
+slow worker for that would never learn."""
 
 
 class StepMeter:
@@ -20,15 +25,19 @@ class StepMeter:
         """When the engine admitted the requests that have a token."""
         self._stepped_at: float | None = None
         """When the last step ended; None if the engine has been idle since."""
+        self._last_at = -math.inf
+        """When the last step ended."""
 
-    @property
-    def rates(self) -> EngineRates | None:
-        """What was measured; None: nothing yet."""
+    def rates(self, now: float) -> EngineRates | None:
+        """Return what was measured; None: nothing yet, or nothing lately."""
+        if now - self._last_at > _FORGOTTEN_AFTER_S:
+            self._meter = RateMeter()
         return self._meter.rates
 
     def stepped(self, step: Step, computed: Mapping[RequestEpoch, int]) -> None:
         """Note a step. `computed`: number of tokens that the requests whose first token it brings had to compute."""
         now, began_at = step.timestamp, self._stepped_at
+        self._last_at = now
         begun: list[tuple[float, int]] = []
         ended, decodes = 0, True
         for delta in step.deltas:

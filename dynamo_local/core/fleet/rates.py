@@ -16,8 +16,9 @@ another worker has one."""
 _STEPS, _REQUESTS = 500.0, 50.0
 """Number of later observations after which one counts 1/e."""
 
-_FEW_PROMPTS = 5.0
-"""Prompts from which no rate is told: how busy the machine was meanwhile would decide where prefixes are looked for."""
+_FEW_PROMPTS, _FEW_TOKENS = 5.0, 2048.0
+"""Number of prompts, and of their tokens, from which no rate is told. First prompts take longer, and short ones are
+steps mostly: a worker would count as slow by chance, and get none by which it could measure again."""
 
 _ALIKE = 2.5
 """Workers whose rates differ by less than this factor count as equally fast: measurements differ by chance, and one of
@@ -39,9 +40,9 @@ class _Line:
         self._sums = [kept * old + more for old, more in zip(self._sums, new, strict=True)]
 
     @property
-    def observations(self) -> float:
-        """Number of observations, older ones in part."""
-        return self._sums[0]
+    def observed(self) -> tuple[float, float]:
+        """Number of observations, and the sum of their x, older ones in part."""
+        return self._sums[0], self._sums[1]
 
     def fit(self, *, at_zero: float | None = None) -> tuple[float, float] | None:
         """Intercept and slope; None without an observation. The slope is 0 if all x are the same, unless it is known
@@ -87,8 +88,9 @@ class RateMeter:
     def rates(self) -> EngineRates | None:
         """What was measured; None: nothing yet."""
         steps, held = self._steps.fit(), self._held.fit()
+        number, tokens = self._prompts.observed
         prompts = None
-        if self._prompts.observations > _FEW_PROMPTS:
+        if number > _FEW_PROMPTS and tokens > _FEW_TOKENS:
             prompts = self._prompts.fit(at_zero=0.0 if steps is None else steps[0])
         if steps is None and prompts is None and held is None:
             return None

@@ -25,7 +25,7 @@ def measured(*steps: tuple[float, TokenDelta, int]) -> EngineRates | None:
             computed = {EPOCH: 1_000} if delta.cached_tokens is not None else {}
             meter.stepped(Step(start + at, (delta,), Load(running=running)), computed)
         meter.stepped(Step(start + 99.0, (), Load()), {})
-    return meter.rates
+    return meter.rates(800.0)
 
 
 def test_it_measures_prompts_from_their_admission_steps_that_decode_and_how_long_requests_run() -> None:
@@ -48,5 +48,15 @@ def test_a_request_that_is_cancelled_has_had_its_place_until_then() -> None:
     meter.stepped(Step(10.5, (FIRST,), Load(running=1)), {EPOCH: 1_000})
     meter.forgotten([EPOCH, RequestEpoch("unknown", 1)], 12.0)
     meter.forgotten([EPOCH], 50.0)
-    assert meter.rates is not None
-    assert meter.rates.held_s == 2.0
+    rates = meter.rates(60.0)
+    assert rates is not None
+    assert rates.held_s == 2.0
+
+
+def test_an_engine_that_is_idle_for_long_has_measured_nothing() -> None:
+    meter = StepMeter()
+    for at in (10.0, 10.2):
+        meter.stepped(Step(at, (later(),), Load(running=1)), {})
+    assert meter.rates(70.0) == EngineRates(step_s=0.2, step_s_per_running=0.0)
+    assert meter.rates(70.5) is None
+    assert meter.rates(70.5) is None
