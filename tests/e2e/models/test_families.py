@@ -35,7 +35,10 @@ pytestmark = pytest.mark.families
 
 @pytest.fixture(params=SERVED)
 def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+    name = str(request.param)
+    if name == "latent attention" and " amx_tile " in Path("/proc/cpuinfo").read_text():
+        pytest.skip("on a CPU with AMX, vLLM has latent attention in bfloat16 alone, in which rows are not comparable")
+    return name
 
 
 @pytest.fixture

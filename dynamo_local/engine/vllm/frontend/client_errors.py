@@ -10,6 +10,8 @@ _MOST_TOLD, _MOST_READ = 10, 1000
 _SHOWN = 60
 _KINDS = ("Value error, ", "Assertion failed, ")
 """Begin what pydantic says of errors that a validator has raised."""
+_NAMED = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal"})
+"""Kinds of errors that are told by pydantic's name as well, which clients look for."""
 
 
 def tell_invalid_bodies(app: Any) -> None:
@@ -52,4 +54,6 @@ def _in_words(error: Any) -> str:
     if given is None or isinstance(given, str | int | float):
         shown = json.dumps(given[:_SHOWN] if isinstance(given, str) else given)[: _SHOWN + 2]
         why = f"{why}, got {shown}"
+    if error.get("type") in _NAMED:
+        why = f"{why} ({error['type']})"
     return why if why.startswith(place) else f"{place}: {why}"
