@@ -183,7 +183,7 @@ async def test_where_a_former_adapter_is_still_used_a_request_waits_for_its_slot
 
 
 async def test_a_slot_that_does_not_become_free_fails_what_waits_for_it(tmp_path: Path) -> None:
-    worker = Worker(room=1, room_within_s=0.01)
+    worker = Worker(room=1, room_within_s=1.0)
     worker.listed.change(pirate=folder(tmp_path, "pirate", b"1"))
     first = await worker.ask("pirate")
     assert first is not None
@@ -282,7 +282,7 @@ def test_each_request_gets_what_is_listed_and_the_room_is_kept(
     contents: list[Path], steps: list[tuple[list[tuple[str, int | None]], list[str]]], room: int, data: st.DataObject
 ) -> None:
     async def run() -> None:
-        worker = Worker(room, room_within_s=0.01)
+        worker = Worker(room, room_within_s=0.1)
         for changed, asked in steps:
             for name, content in changed:
                 worker.listed.change(**{name: None if content is None else contents[content]})
