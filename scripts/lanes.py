@@ -57,6 +57,7 @@ NIGHTLY: Mapping[str, str] = {
     "tests/e2e/environments/test_local.py": "long",
     "tests/e2e/faults/test_background_answers.py": "long",
     "tests/e2e/faults/test_neighbour.py::test_an_engine_leaves_the_core_of_a_busy_neighbour_and_comes_back": "long",
+    "tests/e2e/kv/test_prefix_pull.py::test_preemption_at_both_sides": "vllm",
     "tests/e2e/models/test_fidelity.py::test_each_row": "models",
     "tests/e2e/models/test_pooling.py": "models",
     "tests/e2e/models/test_real_model.py": "models",

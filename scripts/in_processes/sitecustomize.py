@@ -23,9 +23,10 @@ def note(kind: str, **values: object) -> None:
     path = os.environ.get("DYN_RECORD")
     if path:
         test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
-        line = json.dumps({"kind": kind, "pid": os.getpid(), "test": test, **values}) + "\n"
+        line = json.dumps({"kind": kind, "pid": os.getpid(), "test": test, **values}, ensure_ascii=False) + "\n"
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(file, line.encode())
+        # Arguments of commands may be no text.
+        os.write(file, line.encode(errors="replace"))
         os.close(file)
 
 

@@ -35,22 +35,22 @@ REMOTE_FROM = 64
 NO_SERVER = "none"
 
 SERVERS = {
-    NO_SERVER: 60,
-    "served": 215,
-    "pair": 120,
-    "disagg": 80,
-    "lora": 40,
-    "endpoints": 110,
-    "monitored": 30,
-    "ranks": 60,
-    "engines": 90,
-    "far_pair": 90,
-    "real": 70,
-    "real_float32": 70,
-    "own_servers": 200,
+    NO_SERVER: 93,
+    "served": 117,
+    "pair": 73,
+    "disagg": 60,
+    "lora": 46,
+    "endpoints": 91,
+    "monitored": 13,
+    "ranks": 40,
+    "engines": 246,
+    "far_pair": 60,
+    "real": 60,
+    "real_float32": 60,
+    "own_servers": 60,
 }
 """Fixtures with servers or engines, in the order in which they have the machine: it may be too small for two. Beside
-each, about how many seconds of a core its tests take."""
+each, about how many seconds its everyday tests take (`scripts.timings`)."""
 
 IMPORTING = ("served", "engines", "far_pair")
 """Those of SERVERS whose processes import vLLM themselves, or are forks of the test's own."""
