@@ -86,7 +86,8 @@ class PrefillService:
 
     async def _take_jobs(self) -> None:
         log_once = LogOnce(_log)
-        while True:
+        # nats-py ignores a cancellation that comes while it flushes: the next turn ends then.
+        while self.is_on:
             if (room := self._batch - self._in_progress) <= 0:
                 self._less_work.clear()
                 await self._less_work.wait()

@@ -199,7 +199,7 @@ async def test_a_worker_that_changes_sides_changes_no_answer(
             if turned == PREFILL_ROLE:
                 changing.prefill.start()
             else:
-                await changing.prefill.stop()
+                await asyncio.wait_for(changing.prefill.stop(), DEADLINE_S)
         await asyncio.sleep(0.001)
     assert await answers(front, asked) == all_right(asked)
     await nothing_left(front, queue, [*workers, changing])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 
 import msgspec
 import pytest
 
+from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer, TakenJob
 from dynamo_local.bus.jetstream.prefill_queue import LIMITS, PrefillQueue, QueueLength, create_prefill_queue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Answer, Message
@@ -401,3 +403,23 @@ async def test_without_a_queue_a_worker_waits_for_one_and_says_so_once(
     await frontend.publish(0)
     assert (await taken(engine)).request_id == "r0"
     await worker.close()
+
+
+async def test_it_stops_though_its_connection_ignores_a_cancellation(
+    worker: PrefillPart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As nats-py does while it flushes."""
+    waits = asyncio.Event()
+
+    async def take(*_: object) -> list[TakenJob]:
+        waits.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return []
+
+    await worker.prefill.stop()
+    monkeypatch.setattr(PrefillConsumer, "take", take)
+    worker.prefill.start()
+    async with asyncio.timeout(DEADLINE_S):
+        await waits.wait()
+        await worker.prefill.stop()
