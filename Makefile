@@ -79,4 +79,4 @@ mutants: setup
 	@exec $(BIN)/python -m scripts.mutants run $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 mutants-map: setup
-	@exec $(BIN)/python -m scripts.mutants map $(or $(ARGS),tests -n 2)
+	@exec $(BIN)/python -m scripts.mutants map $(if $(SEED),--seed $(SEED)) $(or $(ARGS),tests -n 2)

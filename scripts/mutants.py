@@ -1,10 +1,12 @@
 """Changes that tests should notice: each is made in a copy of the project, and the tests that run its line are run.
 
     python -m scripts.mutants map tests/unit tests/integration/bus     note which test runs which line (adds to the map)
-    python -m scripts.mutants run --number 20 --seed 1                 make changes, and print which were noticed
+    python -m scripts.mutants map --seed 1 tests                       only for the files that seed 1 changes: quicker
+    python -m scripts.mutants run --seed 1                             make changes, and print which were noticed
 
 A change turns a condition round, adds one to a number or turns a boolean round, or deletes a call whose result is not
-used. Each is tried for three minutes at most, until the first test fails. Lines that run while a module is imported are
+used. Each is tried for three minutes at most, until the first test fails: those that run every day first, then, if none
+of them has noticed, the nightly ones for as long. Lines that run while a module is imported are
 no single test's: there, tests that import the module are run, nearest first.
 
 Processes that tests start are in the map as well, forks included, by the test that was running when they started. They
@@ -23,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +40,8 @@ FOLDER = ROOT / "build" / "mutants"
 MAP = FOLDER / "map.coverage"
 PRODUCT = ("components", "dynamo_local", "state")
 WITHIN_S = 180.0
+EVERYDAY, NIGHTLY = "caught", "caught by a nightly test alone"
+"""Verdicts: the tests that have noticed a change."""
 PHASES = (" (setup)", " (call)", " (teardown)")
 """What $PYTEST_CURRENT_TEST has behind a node id."""
 SUITES = ("tests/unit", "tests/integration", "tests/e2e")
@@ -169,7 +173,7 @@ def to_run(contexts: set[str]) -> set[str]:
     return files | {context for context in contexts - started if file_of(context) not in files}
 
 
-def chosen(change: Change, lines: LineMap, texts: Mapping[str, str], lane: str) -> list[str]:
+def chosen(change: Change, lines: LineMap, texts: Mapping[str, str]) -> list[str]:
     """Tests to run for a change, in their order."""
     contexts = lines.contexts(change.path, change.first, change.last)
     if contexts:
@@ -179,7 +183,15 @@ def chosen(change: Change, lines: LineMap, texts: Mapping[str, str], lane: str) 
         tests = [path for path in tests if Path(path).name.startswith("test_")]
     else:
         tests = []
-    return [test for test in tests if lane == "all" or lanes.runs_every_day(test)]
+    return tests
+
+
+def everyday_and_nightly(tests: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Arguments of pytest for those of some tests that run every day, and for the others."""
+    everyday = [test for test in tests if lanes.runs_every_day(test)]
+    apart = [target for target in lanes.NIGHTLY if "::" in target and file_of(target) in everyday]
+    nightly = [*(test for test in tests if test not in everyday), *apart]
+    return [*everyday, *(f"--deselect={target}" for target in apart)] if everyday else [], nightly
 
 
 def _runs_at_import(change: Change, text: str) -> bool:
@@ -216,9 +228,10 @@ class Copy:
     def first_failure(self, tests: Sequence[str], within_s: float) -> str | None:
         """Run tests until one fails, and return it; None if all pass. Raises subprocess.TimeoutExpired."""
         deadline = time.monotonic() + within_s
+        options = [test for test in tests if test.startswith("-")]
         for suite in SUITES:
             some = [test for test in tests if test.startswith(f"{suite}/")]
-            if some and (failed := self._run(some, max(1.0, deadline - time.monotonic()))):
+            if some and (failed := self._run([*some, *options], max(1.0, deadline - time.monotonic()))):
                 return failed
         return None
 
@@ -261,9 +274,10 @@ def judge(copy: Copy, change: Change, tests: Sequence[str]) -> Verdict:
     verdict = "survived" if tests else "no test"
     copy.write(change.path, change.apply(source))
     try:
-        by = copy.first_failure(tests, WITHIN_S)
-        if by is not None:
-            verdict = "caught"
+        for noticed, some in zip((EVERYDAY, NIGHTLY), everyday_and_nightly(tests), strict=True):
+            if some and (by := copy.first_failure(some, WITHIN_S)) is not None:
+                verdict = noticed
+                break
     except subprocess.TimeoutExpired:
         verdict = "out of time"
     copy.write(change.path, source)
@@ -273,13 +287,18 @@ def judge(copy: Copy, change: Change, tests: Sequence[str]) -> Verdict:
     return Verdict(change.path, change.first, change.shown(source), verdict, len(tests), seconds, by)
 
 
-def make_map(arguments: Sequence[str]) -> int:
-    """Run tests and add to the map which lines they run. Returns pytest's exit code."""
+def all_changes(texts: Mapping[str, str], under: Sequence[str] = PRODUCT) -> list[Change]:
+    product = sorted(path for path in texts if path.startswith(tuple(f"{each}/" for each in under)))
+    return [change for path in product for change in changes_of(path, texts[path].encode())]
+
+
+def make_map(arguments: Sequence[str], paths: Collection[str] = ()) -> int:
+    """Run tests and add to the map which lines they run, of these modules or else of all. Returns pytest's code."""
     data = FOLDER / "data"
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir(parents=True)
     settings = FOLDER / "coveragerc"
-    include = "\n    ".join(f"{ROOT / package}/*" for package in PRODUCT)
+    include = "\n    ".join(str(ROOT / path) for path in paths or [f"{package}/*" for package in PRODUCT])
     settings.write_text(SETTINGS.format(data=data / MAP.name, include=include))
     # Without tests/imported.py, whose forks could not tell which test they are for.
     command = [sys.executable, "-m", "pytest", "-p", "scripts.outcomes", *arguments]
@@ -294,19 +313,18 @@ def make_map(arguments: Sequence[str]) -> int:
 def run(options: argparse.Namespace) -> int:
     lines = LineMap(MAP)
     texts = changes.read_modules(ROOT)
-    product = [path for path in texts if path.startswith(tuple(f"{each}/" for each in options.under or PRODUCT))]
-    every = [change for path in sorted(product) for change in changes_of(path, texts[path].encode())]
+    every = all_changes(texts, options.under or PRODUCT)
     verdicts = []
     print("| change | verdict | tests | seconds | by |\n|---|---|---|---|---|")
     with Copy() as copy:
         for change in draw(every, options.number, options.seed):
-            verdict = judge(copy, change, chosen(change, lines, texts, options.lane))
+            verdict = judge(copy, change, chosen(change, lines, texts))
             verdicts.append(verdict)
             place = f"{verdict.path}:{verdict.line} `{verdict.change.replace('|', '/')}`"
             row = (place, verdict.verdict, verdict.tests, verdict.seconds, verdict.by or "")
             print(f"| {' | '.join(map(str, row))} |", flush=True)
-    caught = sum(verdict.verdict == "caught" for verdict in verdicts)
-    print(f"\nseed {options.seed}, lane {options.lane}: {caught} of {len(verdicts)} caught")
+    caught, nightly = (sum(verdict.verdict == each for verdict in verdicts) for each in (EVERYDAY, NIGHTLY))
+    print(f"\nseed {options.seed}: of {len(verdicts)}, {caught} caught every day, {nightly} more by nightly tests")
     if options.json is not None:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(verdicts)))
     return 0
@@ -315,16 +333,19 @@ def run(options: argparse.Namespace) -> int:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("map", help="note which tests run which lines; other arguments are pytest's", add_help=False)
+    maps = commands.add_parser("map", help="note which tests run which lines; other arguments are pytest's")
+    maps.add_argument("--seed", type=int, help="only of the files that `run` changes with this seed: much quicker")
     runs = commands.add_parser("run", help="make changes, and see which are noticed")
-    runs.add_argument("--number", type=int, default=20)
     runs.add_argument("--seed", type=int, default=0)
-    runs.add_argument("--lane", choices=("everyday", "all"), default="everyday", help="tests that may notice")
     runs.add_argument("--under", action="append", metavar="FOLDER", help="change only what is there; may be repeated")
     runs.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts there, too")
+    for command in (maps, runs):
+        command.add_argument("--number", type=int, default=20)
     options, rest = parser.parse_known_args(arguments)
     if options.command == "map":
-        return make_map(rest)
+        seeded = options.seed is not None
+        drawn = draw(all_changes(changes.read_modules(ROOT)), options.number, options.seed) if seeded else []
+        return make_map(rest, sorted({change.path for change in drawn}))
     if rest:
         parser.error(f"unknown arguments: {' '.join(rest)}")
     return run(options)

@@ -12,7 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts import changes, mutants
-from scripts.mutants import Change, Copy, LineMap, changes_of, chosen, draw, judge, make_map, to_run
+from scripts.mutants import (
+    Change,
+    Copy,
+    LineMap,
+    changes_of,
+    chosen,
+    draw,
+    everyday_and_nightly,
+    judge,
+    make_map,
+    to_run,
+)
 from scripts.run_tests import ROOT
 
 SOURCE = '''\
@@ -90,9 +101,19 @@ def test_tests_are_those_of_the_line_or_of_the_module_where_it_runs_at_import(
     lines = LineMap(tmp_path / "map")
     texts = {"state/a.py": "LEAST = 1\n\ndef f():\n    return 2\n", "tests/unit/test_c.py": "import state.a"}
     constant, returned = changes_of("state/a.py", texts["state/a.py"].encode())
-    assert chosen(constant, lines, texts, "everyday") == ["tests/unit/test_c.py"]
-    assert chosen(returned, lines, texts, "everyday") == ["tests/unit/test_a.py::test_b"]
-    assert len(chosen(returned, lines, texts, "all")) == 2
+    assert chosen(constant, lines, texts) == ["tests/unit/test_c.py"]
+    both = chosen(returned, lines, texts)
+    assert everyday_and_nightly(both) == (
+        ["tests/unit/test_a.py::test_b"],
+        ["tests/integration/ray/test_ray_cluster.py::test_a"],
+    )
+
+
+def test_of_a_file_the_nightly_tests_come_after_the_others() -> None:
+    file = "tests/e2e/models/test_fidelity.py"
+    everyday, nightly = everyday_and_nightly([file])
+    assert nightly == [f"{file}::test_each_row"]
+    assert everyday == [file, f"--deselect={nightly[0]}"]
 
 
 MODULE = """\
@@ -148,7 +169,7 @@ def test_what_is_changed_in_any_process_is_noticed_by_the_tests_that_run_it(proj
     source = texts["state/a.py"].encode()
     by_line = {change.first: change for change in changes_of("state/a.py", source)}
     with Copy() as copy:
-        verdicts = [judge(copy, by_line[line], chosen(by_line[line], lines, texts, "all")) for line in (4, 7, 10)]
+        verdicts = [judge(copy, by_line[line], chosen(by_line[line], lines, texts)) for line in (4, 7, 10)]
         # It is undone afterwards.
         assert (copy.root / "state/a.py").read_bytes() == source
     assert [verdict.verdict for verdict in verdicts] == ["caught", "caught", "no test"]
