@@ -295,6 +295,11 @@ class Sockets:
         return self.directory / "circus.pub"
 
     @property
+    def control(self) -> Path:
+        """Socket of the control API (dynamo_local/control)."""
+        return self.directory / "control.sock"
+
+    @property
     def circus_endpoint(self) -> str:
         return f"ipc://{self.circus}"
 

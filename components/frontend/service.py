@@ -27,11 +27,11 @@ from components.frontend.endpoints.revision import FrontendIdentity
 from components.frontend.endpoints.served_models import ServedModels
 from components.frontend.http.administration import Administration, Orders
 from components.frontend.http.callers import who_asks
+from components.frontend.http.forwarding import Forwarding
 from components.frontend.http.gate import HttpGate, SettingNames
 from components.frontend.key_files import KeyFile, KeyFiles
 from components.frontend.keys.counters import Counters
 from components.frontend.keys.known import KnownKeys
-from components.frontend.keys.orders import KeyRest
 from components.frontend.keys.ticket import Gatekeeper
 from components.frontend.limits.places import Places
 from components.frontend.limits.rooms import Rooms
@@ -219,8 +219,11 @@ class Frontend(Service):
         return await self.served.table.cards(who_asks().allows)
 
     def _orders(self) -> dict[str, Orders]:
-        bus, subjects = self._context.bus, self._context.subjects
-        return {ENDPOINTS: RestOrders(bus, subjects), KEYS: KeyRest(bus, subjects)}
+        context = self._context
+        return {
+            ENDPOINTS: RestOrders(context.bus, context.subjects),
+            KEYS: Forwarding(StatePaths.of(context.namespace, os.environ)),
+        }
 
     def _gate(self, app: App) -> HttpGate:
         context = self._context

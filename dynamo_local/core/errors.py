@@ -28,6 +28,18 @@ class UsageError(DynamoError):
     exit_code = 2
 
 
+class OrderError(UsageError):
+    """An order cannot be understood. `param`: the field at fault."""
+
+    def __init__(self, cause: str, remedy: str | None = None, *, param: str | None = None) -> None:
+        super().__init__(cause, remedy)
+        self.param = param
+
+
+class OrderTooLargeError(OrderError):
+    """The text of an order is longer than any needs to be."""
+
+
 class GraphError(UsageError):
     """A graph cannot be loaded, or is not well formed: missing module, unknown service, cycle."""
 

@@ -106,11 +106,6 @@ class Subjects:
         return f"{self._server}.endpoint_changes"
 
     @property
-    def keys(self) -> str:
-        """Orders and questions about API keys, for the server (core/messages/keys.py; request and answer)."""
-        return f"{self._server}.keys"
-
-    @property
     def token_orders(self) -> str:
         """Orders to replace the token of NATS, for the server (core/messages/rotation.py; request and answer)."""
         return f"{self._server}.token"

@@ -13,7 +13,7 @@ from dynamo_local.cli.command_group import CommandGroup
 from dynamo_local.cli.output.console import Console
 
 if TYPE_CHECKING:
-    from dynamo_local.core.messages.keys import KeyOrder, KeysAnswer
+    from dynamo_local.control.operations import Operation
 
 _json_option = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 
@@ -80,8 +80,8 @@ def create(name: str, expires: str | None, namespace: str, as_json: bool, **give
     """
     import time
 
+    from dynamo_local.control.operations import CREATE_KEY
     from dynamo_local.core.keys.checks import EXPIRES_IN_S, read_terms
-    from dynamo_local.core.messages.keys import CreateKey
     from dynamo_local.load.results.quantities import parse_duration
 
     fields = {"name": name, **given, "endpoints": list(given["endpoints"])}
@@ -89,7 +89,7 @@ def create(name: str, expires: str | None, namespace: str, as_json: bool, **give
         fields[EXPIRES_IN_S] = parse_duration(expires)
     # Checked here as well: mistakes of the command line need no server to be found.
     read_terms(fields, time.time())
-    _print_secret(_send(namespace, CreateKey(fields), as_json=as_json), as_json=as_json)
+    _print_secret(_send(namespace, CREATE_KEY, fields, as_json=as_json), as_json=as_json)
 
 
 @key.command(name="list")
@@ -97,10 +97,13 @@ def create(name: str, expires: str | None, namespace: str, as_json: bool, **give
 @_json_option
 def list_(namespace: str, as_json: bool) -> None:
     """List all keys, with what they allow."""
-    from dynamo_local.cli.keys.text import keys_as_json, table_of_keys
-    from dynamo_local.core.messages.keys import ListKeys
+    import msgspec
 
-    keys = _send(namespace, ListKeys(), as_json=as_json).keys
+    from dynamo_local.cli.keys.text import keys_as_json, table_of_keys
+    from dynamo_local.control.operations import LIST_KEYS
+    from dynamo_local.core.keys.values import KeyView
+
+    keys = msgspec.convert(_send(namespace, LIST_KEYS, as_json=as_json)["data"], tuple[KeyView, ...])
     click.echo(keys_as_json(keys) if as_json else table_of_keys(keys))
 
 
@@ -124,11 +127,12 @@ def rotate(name: str, overlap: str, namespace: str, as_json: bool) -> None:
     dynamo key rotate alice --overlap 1d
     dynamo key rotate alice --overlap 0           # it has leaked: end the former secret now
     """
-    from dynamo_local.core.messages.keys import RotateKey
+    from dynamo_local.control.operations import ROTATE_KEY
     from dynamo_local.load.results.quantities import parse_duration
 
     overlap_s = 0.0 if overlap.strip() == "0" else parse_duration(overlap)
-    _print_secret(_send(namespace, RotateKey(name, overlap_s), as_json=as_json), as_json=as_json)
+    answer = _send(namespace, ROTATE_KEY, {"overlap_s": overlap_s}, name, as_json=as_json)
+    _print_secret(answer, as_json=as_json)
 
 
 @key.command()
@@ -146,29 +150,45 @@ def revoke(name: str, yes: bool, opens: bool, namespace: str, as_json: bool) -> 
     dynamo key revoke alice
     dynamo key revoke last --open                 # no key is left: everybody who reaches the server is answered
     """
-    from dynamo_local.core.messages.keys import RevokeKey
+    from dynamo_local.control.operations import REVOKE_KEY
 
     if not yes and sys.stdin.isatty():
         click.confirm(f"Revoke key {name}?", abort=True)
-    _send(namespace, RevokeKey(name, opens), as_json=as_json)
+    _send(namespace, REVOKE_KEY, {"open": opens}, name, as_json=as_json)
     click.echo('{"revoked": true}' if as_json else f"{name} is revoked")
 
 
-def _send(namespace: str, order: KeyOrder, *, as_json: bool) -> KeysAnswer:
+def _send(
+    namespace: str, operation: Operation, fields: dict[str, Any] | None = None, name: str = "", *, as_json: bool
+) -> Any:
+    """Have an order carried out by the server, or, while none runs, on its files. Returns the answer's content."""
     import asyncio
 
-    from dynamo_local.supervisor.admin.orders.keys import order_key
+    import msgspec
 
-    return asyncio.run(order_key(paths_of_keys(namespace), order, Console(err=as_json)))
+    from dynamo_local.control.client import ControlClient
+    from dynamo_local.control.operations import Call
+    from state.namespaces import is_running
+
+    paths = paths_of_keys(namespace)
+    if is_running(paths):
+        return ControlClient(paths).do(operation, fields, name=name)
+    from dynamo_local.supervisor.keys.start import do_without_server
+
+    call = Call({"name": name}, body=msgspec.json.encode(fields or {}))
+    return asyncio.run(do_without_server(paths, operation, call, Console(err=as_json)))
 
 
-def _print_secret(answer: KeysAnswer, *, as_json: bool) -> None:
+def _print_secret(answer: dict[str, Any], *, as_json: bool) -> None:
+    import msgspec
+
     from dynamo_local.cli.keys.text import description_of_key, key_as_json
+    from dynamo_local.core.keys.values import KeyView
 
-    (view,) = answer.keys
+    view, secret = msgspec.convert(answer, KeyView), answer["secret"]
     if as_json:
-        click.echo(key_as_json(view, answer.secret))
+        click.echo(key_as_json(view, secret))
         return
     click.echo(description_of_key(view), err=True)
     click.echo("This secret is not shown again:", err=True)
-    click.echo(answer.secret)
+    click.echo(secret)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dynamo_local.cli.output.console import date, facts, table
-from dynamo_local.core.messages.keys import KeyView
+from dynamo_local.core.keys.values import KeyView
 
 _HEADERS = ("NAME", "ENDPOINTS", "REQUESTS/MIN", "TOKENS/MIN", "AT ONCE", "BEST PRIORITY", "EXPIRES", "ADMIN")
 _ANY = "-"

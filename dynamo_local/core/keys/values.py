@@ -96,3 +96,23 @@ class ApiKey(KeyTerms, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
         if self.former is None or now >= self.former.valid_until:
             return (self.digest,)
         return self.digest, self.former.digest
+
+
+class KeyView(KeyTerms, frozen=True, omit_defaults=True, kw_only=True):
+    """A key as commands and REST show it.
+
+    `former_until`: until when the secret before the last rotation is valid; None: it is not.
+    """
+
+    created_at: float
+    former_until: float | None = None
+
+
+def view_of(key: ApiKey, now: float) -> KeyView:
+    """The key as it is shown."""
+    former = key.former
+    return KeyView(
+        **{field: getattr(key, field) for field in KeyTerms.__struct_fields__},
+        created_at=key.created_at,
+        former_until=None if former is None or now >= former.valid_until else former.valid_until,
+    )

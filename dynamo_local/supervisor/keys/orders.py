@@ -6,14 +6,24 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from dynamo_local.core.endpoints.refusals import refusal_of
-from dynamo_local.core.errors import DynamoError
-from dynamo_local.core.keys.orders import changed, name_in, told, view_of
-from dynamo_local.core.keys.registry import KeyRegistry
-from dynamo_local.core.keys.values import PREFIX, SECRET_BYTES
+import msgspec
+
+from dynamo_local.control.operations import (
+    CREATE_KEY,
+    GET_KEY,
+    LIST_KEYS,
+    REVOKE_KEY,
+    ROTATE_KEY,
+    Call,
+    Handlers,
+)
+from dynamo_local.core.errors import ConfigError, OrderError
+from dynamo_local.core.keys.checks import DEFAULT_OVERLAP_S, check_key, check_overlap, read_terms
+from dynamo_local.core.keys.registry import KeyRegistry, create_key, revoke_key, rotate_key
+from dynamo_local.core.keys.values import PREFIX, SECRET_BYTES, ApiKey, digest_of, view_of
 from dynamo_local.core.messages.events import Event
-from dynamo_local.core.messages.keys import CreateKey, KeyOrder, KeysAnswer, ListKeys, RevokeKey, RotateKey
 from dynamo_local.supervisor.endpoints.kept_registry import KeptDocument
 
 
@@ -24,31 +34,75 @@ def new_secret() -> str:
 
 @dataclass(frozen=True)
 class KeyOrders:
-    """Carries out orders, one at a time. `record` notes an event."""
+    """Carries out orders, one at a time. One that cannot be carried out raises UsageError, and has changed nothing.
+    `record` notes an event; `changed` is called before an order is answered."""
 
     kept: KeptDocument[KeyRegistry]
     record: Callable[[Event], None]
+    changed: Callable[[], None] = lambda: None
     wall_clock: Callable[[], float] = time.time
     make_secret: Callable[[], str] = new_secret
 
-    async def answer(self, order: KeyOrder) -> KeysAnswer:
-        """Carry out an order. One that cannot be is refused, and has changed nothing."""
-        try:
-            return self._list(order.name) if isinstance(order, ListKeys) else await self._change(order)
-        except DynamoError as error:
-            return KeysAnswer(refused=refusal_of(error))
+    @property
+    def handlers(self) -> Handlers:
+        return {
+            LIST_KEYS: self.list,
+            GET_KEY: self.get,
+            CREATE_KEY: self.create,
+            ROTATE_KEY: self.rotate,
+            REVOKE_KEY: self.revoke,
+        }
 
-    def _list(self, name: str | None) -> KeysAnswer:
-        registry, now = self.kept.current, self.wall_clock()
-        keys = registry.keys.values() if name is None else (registry.key(name),)
-        return KeysAnswer(tuple(view_of(key, now) for key in keys))
+    async def list(self, _: Call) -> dict[str, Any]:
+        return {"object": "list", "data": [self._shown(key) for key in self.kept.current.keys.values()]}
 
-    async def _change(self, order: CreateKey | RotateKey | RevokeKey) -> KeysAnswer:
-        secret, now = self.make_secret(), self.wall_clock()
-        name = name_in(order, now)
-        after = await self.kept.change(lambda registry: changed(registry, order, secret, now))
-        why = f"by key {order.by}" if order.by else "by the owner of the server"
-        self.record(Event("key", told(order, after, name), why, key=order.by))
-        if isinstance(order, RevokeKey):
-            return KeysAnswer()
-        return KeysAnswer((view_of(after.key(name), now),), secret)
+    async def get(self, call: Call) -> dict[str, Any]:
+        return self._shown(self.kept.current.key(_name_in(call)))
+
+    async def create(self, call: Call) -> dict[str, Any]:
+        fields, now, secret = call.fields(), self.wall_clock(), self.make_secret()
+        terms = read_terms(fields, now)
+        after = await self._change(lambda registry: create_key(registry, terms, _digest(secret), now))
+        self._record(f"key {terms.name} created{', of an administrator' if terms.admin else ''}", call)
+        return {**self._shown(after.key(terms.name)), "secret": secret}
+
+    async def rotate(self, call: Call) -> dict[str, Any]:
+        name, now, secret = _name_in(call), self.wall_clock(), self.make_secret()
+        given = call.fields(("overlap_s",)).get("overlap_s")
+        overlap_s = DEFAULT_OVERLAP_S if given is None else check_overlap(given)
+        after = await self._change(lambda registry: rotate_key(registry, name, _digest(secret), overlap_s, now))
+        self._record(f"key {name} rotated", call)
+        return {**self._shown(after.key(name)), "secret": secret}
+
+    async def revoke(self, call: Call) -> dict[str, Any]:
+        name, opens = _name_in(call), call.fields(("open",)).get("open", False)
+        if not isinstance(opens, bool):
+            raise OrderError("open must be true or false", param="open")
+        after = await self._change(lambda registry: revoke_key(registry, name, opens=opens))
+        opened = "" if after.keys else "; no key is left, the server answers everybody"
+        self._record(f"key {name} revoked{opened}", call)
+        return {"object": "key", "name": name, "deleted": True}
+
+    async def _change(self, change: Callable[[KeyRegistry], KeyRegistry]) -> KeyRegistry:
+        after = await self.kept.change(change)
+        # Before it is answered: a key that is said to be revoked is known to no frontend any more.
+        self.changed()
+        return after
+
+    def _record(self, what: str, call: Call) -> None:
+        why = f"by key {call.by}" if call.by else "by the owner of the server"
+        self.record(Event("key", what, why, key=call.by))
+
+    def _shown(self, key: ApiKey) -> dict[str, Any]:
+        return {"object": "key", **msgspec.structs.asdict(view_of(key, self.wall_clock()))}
+
+
+def _name_in(call: Call) -> str:
+    try:
+        return check_key(call.names["name"])
+    except ConfigError as error:
+        raise OrderError(error.cause, error.remedy, param="name") from None
+
+
+def _digest(secret: str) -> str:
+    return digest_of(secret.encode())

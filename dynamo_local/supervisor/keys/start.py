@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from typing import Any
 
-from dynamo_local.bus.subscriptions import Answer
+from dynamo_local.control.operations import Call, Operation
 from dynamo_local.core.keys.registry import KeyRegistry
-from dynamo_local.core.messages.keys import KeyOrder, KeysAnswer, ListKeys
-from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.endpoints.kept_registry import KeptDocument
 from dynamo_local.supervisor.keys.orders import KeyOrders
 from dynamo_local.supervisor.server.controlled import ControlledServer
@@ -22,27 +22,20 @@ from state.paths import StatePaths
 
 
 async def take_key_orders(server: ControlledServer) -> None:
-    """Open the registry of keys, and take orders from the bus from now on. Raises StateError."""
-    paths = server.launch.paths
-    orders = KeyOrders(await _open(server.lock, server.report), server.record)
-    tell_keys_changed(paths)
-
-    async def on_order(order: KeyOrder, answer: Answer) -> None:
-        answered = await orders.answer(order)
-        if not isinstance(order, ListKeys):
-            # Before it is answered: a key that is said to be revoked is known to no frontend any more.
-            tell_keys_changed(paths)
-        await answer.send(answered)
-
-    await server.bus.serve(Subjects(paths.namespace).keys, KeyOrder, on_order)
+    """Open the registry of keys, and take orders from now on. Raises StateError."""
+    changed = partial(tell_keys_changed, server.launch.paths)
+    orders = KeyOrders(await _open(server.lock, server.report), server.record, changed)
+    changed()
+    server.control.take(orders.handlers)
 
 
-async def order_without_server(paths: StatePaths, order: KeyOrder, report: Report) -> KeysAnswer:
-    """Carry out an order in a namespace whose server does not run. Raises NamespaceBusyError, StateError."""
+async def do_without_server(paths: StatePaths, operation: Operation, call: Call, report: Report) -> Any:
+    """Carry out an order in a namespace whose server does not run. Raises UsageError, StateError."""
     make_private_directory(paths.root)
     with ServerLock(paths) as lock:
         make_private_directory(paths.logs_dir)
-        return await KeyOrders(await _open(lock, report), EventLog(paths.events_file, report).add).answer(order)
+        orders = KeyOrders(await _open(lock, report), EventLog(paths.events_file, report).add)
+        return await orders.handlers[operation](call)
 
 
 async def _open(lock: ServerLock, report: Report) -> KeptDocument[KeyRegistry]:

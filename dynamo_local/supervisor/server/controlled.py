@@ -9,6 +9,7 @@ from typing import Any
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.supervisor.control.api import ControlApi
 from dynamo_local.supervisor.places.rooms import NodeRoom
 from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
 from dynamo_local.supervisor.server.launch.launch import Launch
@@ -25,8 +26,9 @@ class ControlledServer:
     `lock`: on the namespace, held as long as the server runs. `blueprint`: holds the templates of endpoints' revisions,
     which precede their first worker. `streams`: makes what a revision needs on the bus. `given_up`: watchers of
     endpoints' workers that keep ending and are not started again, each with the reason; they hold their devices until
-    they are removed. `record`: notes an event. `members`: the presences of all processes. `rooms`: gives the devices
-    of the nodes, as of a second ago, where workers live on those of a cluster; None if they live on this machine.
+    they are removed. `record`: notes an event. `members`: the presences of all processes. `control`: answers orders. `rooms`:
+    gives the devices of the nodes, as of a second ago, where workers live on those of a cluster; None if they live on
+    this machine.
     """
 
     launch: Launch
@@ -39,6 +41,7 @@ class ControlledServer:
     report: Report
     record: Callable[[Event], None]
     members: Callable[[], Collection[Presence]]
+    control: ControlApi
     rooms: Callable[[], Mapping[str, NodeRoom]] | None = None
 
 

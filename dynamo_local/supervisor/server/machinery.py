@@ -61,7 +61,7 @@ class Machinery:
     files: ServerFiles
     _circusd: CircusRestarts
     _listened: EventStream
-    _sockets: Sockets
+    sockets: Sockets
 
     def __init__(
         self,
@@ -95,22 +95,22 @@ class Machinery:
         self, stack: AsyncExitStack, bus: NatsServer | BusAddress, plans: Sequence[WatcherPlan]
     ) -> None:
         """Make the run directory and the statefile, with a claim for each of the watchers to start with."""
-        self._sockets = await self.directory.create(stack, bus)
+        self.sockets = await self.directory.create(stack, bus)
         stack.enter_context(self.events.of_server(self._launch.graph.target))
-        await self.directory.create_state(stack, self._sockets, plans)
+        await self.directory.create_state(stack, self.sockets, plans)
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Start circusd, and connect to it."""
         adopt_orphans()
         stack.callback(self._death_pipe.close)
         self._circusd = circusd = CircusRestarts.start(
-            self._paths, self._sockets, self._report, self._settings.circus_deadlines, self._ahead
+            self._paths, self.sockets, self._report, self._settings.circus_deadlines, self._ahead
         )
         circusd.record = self.events.record
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, Reaper(lambda: circusd.pid).look)
         stack.push_async_callback(circusd.end, self._settings.quit_deadline_s)
         self.circus = await stack.enter_async_context(circusd.client())
-        self._listened = await stack.enter_async_context(EventStream(self._sockets.circus_pubsub_endpoint))
+        self._listened = await stack.enter_async_context(EventStream(self.sockets.circus_pubsub_endpoint))
 
     def keep(
         self,
@@ -123,7 +123,7 @@ class Machinery:
         self.restarter = self._restarter(plans)
         self.files = ServerFiles(
             self._paths,
-            self._sockets,
+            self.sockets,
             self._lock,
             self._report,
             revisions=self.blueprint.revisions,

@@ -14,6 +14,7 @@ from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.listener import ListenerHolder, bind
 from dynamo_local.supervisor.actuator.reconciler import Reconciler
+from dynamo_local.supervisor.control.api import ControlApi, ControlSocket
 from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.listening import answers
@@ -89,6 +90,7 @@ class Server:
             await machinery.make_files(stack, self._bus, self._plans())
             if self._nodes is not None:
                 await self._nodes.connect(stack, stop.hurry)
+            control = await self._open_control(stack)
             api = self._open_api(stack)
             await machinery.start(stack)
             if isinstance(self._bus, BusAddress):
@@ -104,11 +106,20 @@ class Server:
                 self._tasks.spawn("API's socket", api.run())
             stack.push_async_callback(self._tasks.close)
             machinery.keep(self._plans(), on_healed=self._reconciler.request, on_room=self._streams.renew)
-            self._tasks.spawn("operation", self._operate())
+            self._tasks.spawn("operation", self._operate(control))
             self._tasks.spawn("kept ownership", self._kept.failed())
             self._tasks.spawn("usage", UsageUpkeep(self._paths, self._report, self._settings.usage_days).run())
             await machinery.until(stop.wanted)
             self._events.stopping()
+
+    async def _open_control(self, stack: AsyncExitStack) -> ControlApi:
+        """Answer the control API from now on, until everything else has ended. Raises StateError."""
+        control = ControlApi()
+        socket = ControlSocket(control, self._machinery.sockets.control)
+        answering = asyncio.create_task(socket.run(), name="control API")
+        stack.push_async_callback(socket.close, answering)
+        self._tasks.spawn("end of the control API", _end_of(answering))
+        return control
 
     def _open_api(self, stack: AsyncExitStack) -> ListenerHolder | None:
         """Open the socket of the API, for the frontends that start. None: the root service binds its address for
@@ -140,7 +151,7 @@ class Server:
 
     # Bring-up, then the steady state.
 
-    async def _operate(self) -> None:
+    async def _operate(self, control: ControlApi) -> None:
         machinery = self._machinery
         await machinery.begin()
         address = await self._bus_address()
@@ -172,7 +183,7 @@ class Server:
             if self._nodes is not None:
                 await self._nodes.start(bus, address, watch)
                 self._tasks.spawn("first workers", self._nodes.add_first_workers())
-            self._spawn_controller(bus, watch)
+            self._spawn_controller(bus, watch, control)
             await self._await_ready(progress)
             await expiry
         finally:
@@ -182,7 +193,7 @@ class Server:
         """The watchers that are no service of the graph."""
         return tuple(plan for plan in self._plans() if plan not in self._launch.services)
 
-    def _spawn_controller(self, bus: Bus, watch: FleetWatch) -> None:
+    def _spawn_controller(self, bus: Bus, watch: FleetWatch, control: ControlApi) -> None:
         if self._controller is None:
             return
         nodes = self._nodes
@@ -192,6 +203,7 @@ class Server:
             report=self._report,
             record=self._events.record,
             members=watch.view.members,
+            control=control,
             rooms=None if nodes is None else lambda: nodes.rooms,
         )
         self._tasks.spawn("controller", self._controller(server))
@@ -243,3 +255,8 @@ class Server:
         self.was_ready = True
         self._events.ready(ready)
         self._report.say("\n".join((ready, *next_steps)))
+
+
+async def _end_of(task: asyncio.Task[None]) -> None:
+    """Wait for a task that goes on when this one is cancelled. Raises what it raises."""
+    await asyncio.shield(task)

@@ -1,0 +1,95 @@
+"""Asks a server on this machine: HTTP over its unix socket."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from dynamo_local.control.errors import error_of
+from dynamo_local.control.operations import Operation
+from dynamo_local.core.errors import NotRunningError, SupervisorError
+from dynamo_local.core.server_choice import START_REMEDY
+from state.files import sockets_of
+from state.namespaces import Found, find_servers, is_running
+from state.paths import StatePaths
+
+ANSWER_S = 15.0
+"""Time for an answer. Orders are answered when they are durable, before they are carried out."""
+BY = "x-dynamo-key"
+"""Header with the name of the API key of who orders."""
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class ControlClient:
+    """Asks the server of a namespace, on a connection for each question. Blocks."""
+
+    def __init__(self, paths: StatePaths) -> None:
+        self._paths = paths
+
+    def do(
+        self,
+        operation: Operation,
+        fields: Any = None,
+        *,
+        query: dict[str, str] | None = None,
+        timeout_s: float = ANSWER_S,
+        **names: str,
+    ) -> Any:
+        """Have something done, and return the content of the answer. `fields`: the body; `names`: those in the path.
+
+        Raises NotRunningError when no server runs, SupervisorError when it does not answer or cannot do it, UsageError
+        when it refuses.
+        """
+        path = operation.path_for(names) + (f"?{urlencode(query)}" if query else "")
+        body = b"" if fields is None else msgspec.json.encode(fields)
+        status, content = self.send(operation.method, path, body, timeout_s=timeout_s)
+        if status >= http.client.BAD_REQUEST:
+            raise error_of(status, content)
+        return msgspec.json.decode(content)
+
+    def send(
+        self, method: str, path: str, body: bytes, *, by: str = "", timeout_s: float = ANSWER_S
+    ) -> tuple[int, bytes]:
+        """Send a request, and return status and content of the answer. Raises NotRunningError, SupervisorError."""
+        connection = _UnixConnection(str(sockets_of(self._paths).control), timeout_s)
+        try:
+            connection.request(method, path, body or None, {BY: quote(by)} if by else {})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unanswered() from error
+        finally:
+            connection.close()
+
+    def _unanswered(self) -> NotRunningError | SupervisorError:
+        namespace = self._paths.namespace
+        if not is_running(self._paths):
+            return absent_server(namespace, find_servers(self._paths.root))
+        return SupervisorError(
+            f"the server in namespace {namespace} does not answer", "it may be starting or stopping: see `dynamo ls`"
+        )
+
+
+def absent_server(namespace: str, found: Found) -> NotRunningError:
+    """The error for a namespace in which no server runs. `found`: the servers of the same state root. Pure."""
+    cause = f"no server runs in namespace {namespace}"
+    if namespace in found.crashed:
+        return NotRunningError(
+            f"{cause} (one that crashed left files)", f"`dynamo stop --namespace {namespace}` removes them"
+        )
+    running = f"servers run in: {', '.join(found.running)}"
+    return NotRunningError(cause, running if found.running else START_REMEDY)

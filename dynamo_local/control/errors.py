@@ -1,0 +1,89 @@
+"""Errors on their way from the server to those who have asked, and back to errors there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from dynamo_local.core.errors import (
+    DynamoError,
+    EndpointAbsentError,
+    EndpointConflictError,
+    KeyAbsentError,
+    KeyConflictError,
+    OrderError,
+    OrderTooLargeError,
+    SupervisorError,
+    UsageError,
+)
+
+BAD_REQUEST, NOT_FOUND, CONFLICT, TOO_LARGE, UNAVAILABLE = 400, 404, 409, 413, 503
+KINDS: Mapping[int, str] = MappingProxyType(
+    {
+        BAD_REQUEST: "BadRequestError",
+        NOT_FOUND: "NotFoundError",
+        CONFLICT: "ConflictError",
+        TOO_LARGE: "BadRequestError",
+        UNAVAILABLE: "ServiceUnavailableError",
+    }
+)
+RETRY_S = 2
+"""In how many seconds it is worth asking again, after 503."""
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """An error as answers have it, in OpenAI's shape. `message` is cause and remedy together."""
+
+    message: str
+    type: str
+    code: int
+    cause: str
+    remedy: str | None = None
+    param: str | None = None
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    error: ErrorBody
+
+
+def status_of(error: DynamoError) -> int:
+    """Return the status of an answer. What is not the fault of the order is 503."""
+    if isinstance(error, EndpointAbsentError | KeyAbsentError):
+        return NOT_FOUND
+    if isinstance(error, EndpointConflictError | KeyConflictError):
+        return CONFLICT
+    if isinstance(error, OrderTooLargeError):
+        return TOO_LARGE
+    return BAD_REQUEST if isinstance(error, UsageError) else UNAVAILABLE
+
+
+def content_of(error: DynamoError) -> Any:
+    """Return the content of an answer that tells the error."""
+    status = status_of(error)
+    param = error.param if isinstance(error, OrderError) else None
+    return _Answer(ErrorBody(str(error), KINDS[status], status, error.cause, error.remedy, param))
+
+
+def told_by(content: bytes) -> ErrorBody | None:
+    """Return the error that an answer tells; None if it tells none."""
+    try:
+        return msgspec.json.decode(content, type=_Answer).error
+    except msgspec.DecodeError:
+        return None
+
+
+def error_of(status: int, content: bytes) -> DynamoError:
+    """Inverse of `content_of`, as far as those who ask distinguish errors."""
+    kinds: dict[int, type[DynamoError]] = {
+        BAD_REQUEST: UsageError,
+        TOO_LARGE: UsageError,
+        NOT_FOUND: EndpointAbsentError,
+        CONFLICT: EndpointConflictError,
+    }
+    told = told_by(content)
+    if told is None:
+        return SupervisorError(f"the server answered with status {status}", "see `dynamo logs`")
+    return kinds.get(status, SupervisorError)(told.cause, told.remedy)

@@ -1,0 +1,123 @@
+"""What can be asked of a server: one table for the server, its clients and the OpenAPI document. Pure.
+
+Paths that frontends open to administrators are the same here and there (core/http/paths.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import quote
+
+import msgspec
+
+from dynamo_local.core.errors import OrderError
+from dynamo_local.core.http.json_text import as_utf8, why_not
+
+MOST_BYTES = 256 * 1024
+"""Largest body of an order, in bytes."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One thing that can be asked. `path`: names in braces are given by whoever asks. `takes`: fields of the body, each
+    with what it is. `query`: parameters behind the path, in the same way."""
+
+    name: str
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+    path: str
+    does: str
+    takes: Mapping[str, str] = field(default_factory=dict, hash=False)
+    query: Mapping[str, str] = field(default_factory=dict, hash=False)
+    status: int = 200
+    """Of success. 201: something was created; 202: the order is durable, and carried out from now on."""
+
+    def path_for(self, names: Mapping[str, str]) -> str:
+        """Return the path with these names in place of those in braces."""
+        return self.path.format_map({key: quote(name, safe="") for key, name in names.items()})
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of an operation. `names`: those of its path. `by`: name of the API key of who orders; empty: the owner of
+    the server, or a part of it."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    by: str = ""
+
+    def fields(self, known: Collection[str] | None = None) -> dict[str, Any]:
+        """Return the fields of the body; of no body, none. Raises OrderError for anything else than an object, and for
+        fields that are not `known`."""
+        found = fields_of(self.body) if self.body else {}
+        other = None if known is None else next((name for name in found if name not in known), None)
+        if other is not None:
+            there = f"; there is {', '.join(known)}" if known else ""
+            raise OrderError(f"there is no field {other[:60]!r}{there}", param=other)
+        return found
+
+    def flag(self, name: str) -> bool:
+        """Return a parameter of the query that is true or false; the latter if it is not given. Raises OrderError."""
+        text = self.query.get(name, "false")
+        if text not in {"true", "false"}:
+            raise OrderError(f"{name} must be true or false", param=name)
+        return text == "true"
+
+
+Handler = Callable[[Call], Awaitable[Any]]
+"""Does what is asked, and returns the content of the answer. Raises DynamoError."""
+
+Handlers = Mapping[Operation, Handler]
+
+
+def fields_of(body: bytes) -> dict[str, Any]:
+    """Return the fields in the body of an order. Raises OrderError."""
+    text = body
+    try:
+        text = as_utf8(body)
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise OrderError(f"the body is not a JSON object: {why_not(text, error)}") from None
+
+
+_KEY = "Name of the key: small letters, digits and inner hyphens."
+
+LIST_KEYS = Operation("list_keys", "GET", "/v1/keys", "List all API keys, with what they allow.")
+GET_KEY = Operation("get_key", "GET", "/v1/keys/{name}", "Show an API key.")
+CREATE_KEY = Operation(
+    "create_key",
+    "POST",
+    "/v1/keys",
+    "Create an API key. Its secret is in this answer and nowhere else.",
+    takes={
+        "name": _KEY,
+        "endpoints": "Endpoints that it may use; empty: all.",
+        "requests_per_minute": "Requests a minute.",
+        "tokens_per_minute": "Tokens a minute, of prompts and answers together.",
+        "requests_at_once": "Requests in flight.",
+        "best_priority": "Lowest `priority` of its requests.",
+        "default_priority": "`priority` of its requests that name none.",
+        "expires_at": "When it ends, in seconds since 1970.",
+        "expires_in_s": "In how many seconds it ends.",
+        "admin": "Whether it may change endpoints and keys.",
+    },
+    status=201,
+)
+ROTATE_KEY = Operation(
+    "rotate_key",
+    "POST",
+    "/v1/keys/{name}/rotate",
+    "Give an API key another secret, which is in this answer and nowhere else.",
+    takes={"overlap_s": "How long the former secret stays valid, in seconds. [default: an hour]"},
+)
+REVOKE_KEY = Operation(
+    "revoke_key",
+    "DELETE",
+    "/v1/keys/{name}",
+    "Remove an API key.",
+    takes={"open": "Also if it is the last one, so that the server answers everybody."},
+)
+
+OPERATIONS: tuple[Operation, ...] = (LIST_KEYS, GET_KEY, CREATE_KEY, ROTATE_KEY, REVOKE_KEY)

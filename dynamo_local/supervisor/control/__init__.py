@@ -1,0 +1,1 @@
+"""The control API as the server answers it."""
