@@ -120,4 +120,5 @@ REVOKE_KEY = Operation(
     takes={"open": "Also if it is the last one, so that the server answers everybody."},
 )
 
-OPERATIONS: tuple[Operation, ...] = (LIST_KEYS, GET_KEY, CREATE_KEY, ROTATE_KEY, REVOKE_KEY)
+OPERATIONS = tuple(value for value in tuple(globals().values()) if isinstance(value, Operation))
+"""All of the above, in their order."""
