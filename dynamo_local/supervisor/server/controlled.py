@@ -26,9 +26,9 @@ class ControlledServer:
     `lock`: on the namespace, held as long as the server runs. `blueprint`: holds the templates of endpoints' revisions,
     which precede their first worker. `streams`: makes what a revision needs on the bus. `given_up`: watchers of
     endpoints' workers that keep ending and are not started again, each with the reason; they hold their devices until
-    they are removed. `record`: notes an event. `members`: the presences of all processes. `control`: answers orders. `rooms`:
-    gives the devices of the nodes, as of a second ago, where workers live on those of a cluster; None if they live on
-    this machine.
+    they are removed. `record`: notes an event. `members`: the presences of all processes. `control`: answers orders.
+    `rooms`: gives the devices of the nodes, as of a second ago, where workers live on those of a cluster; None if they
+    live on this machine.
     """
 
     launch: Launch
