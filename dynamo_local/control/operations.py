@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from string import Formatter
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -32,6 +33,11 @@ class Operation:
     query: Mapping[str, str] = field(default_factory=dict, hash=False)
     status: int = 200
     """Of success. 201: something was created; 202: the order is durable, and carried out from now on."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those of the path that whoever asks gives."""
+        return tuple(name for _, name, _, _ in Formatter().parse(self.path) if name)
 
     def path_for(self, names: Mapping[str, str]) -> str:
         """Return the path with these names in place of those in braces."""

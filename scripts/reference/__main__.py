@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.reference import command_line, configuration, environment, vllm_options
+from scripts.reference import command_line, configuration, control_api, environment, vllm_options
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -24,6 +24,7 @@ def main(arguments: Sequence[str], folder: Path = FOLDER) -> int:
     pages = {
         "cli.md": command_line.page(),
         "configuration.md": configuration.page(),
+        "control-api.md": control_api.page(),
         "environment.md": environment.page(ROOT),
         "vllm-options.md": vllm_options.page(),
     }

@@ -132,7 +132,7 @@ def test_files_that_differ_are_named_with_a_remedy(tmp_path: Path, capsys: pytes
     assert main(["--check"], tmp_path) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "cli.md, configuration.md, environment.md" in error
+    assert "cli.md, configuration.md, control-api.md, environment.md" in error
     assert "make reference" in error
     assert main([], tmp_path) == main(["--check"], tmp_path) == 0
     (tmp_path / "cli.md").write_text("else")

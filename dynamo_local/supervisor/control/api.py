@@ -16,8 +16,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from dynamo_local import __version__
 from dynamo_local.control.client import BY
 from dynamo_local.control.errors import RETRY_S, UNAVAILABLE, content_of, status_of
+from dynamo_local.control.openapi import openapi
 from dynamo_local.control.operations import MOST_BYTES, OPERATIONS, Call, Handler, Handlers, Operation
 from dynamo_local.core.errors import DynamoError, OrderError, OrderTooLargeError, SupervisorError
 from state.files import FILE_MODE, system_errors
@@ -32,7 +34,13 @@ class ControlApi:
 
     def __init__(self) -> None:
         self._handlers: dict[Operation, Handler] = {}
-        self.app = Starlette(routes=[self._route(operation) for operation in OPERATIONS])
+        document = msgspec.json.encode(openapi(__version__))
+
+        async def describe(_: Request) -> Response:
+            return Response(document, media_type="application/json")
+
+        routes = [self._route(operation) for operation in OPERATIONS]
+        self.app = Starlette(routes=[*routes, Route("/openapi.json", describe)])
 
     def take(self, handlers: Handlers) -> None:
         """Have these answer from now on."""

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -147,6 +148,17 @@ async def test_what_is_under_way_at_the_end_is_answered(served: Served) -> None:
     await closing
     with pytest.raises(SupervisorError, match="does not answer"):
         await served.do(LIST_KEYS)
+
+
+async def test_the_document_has_what_can_be_asked(served: Served) -> None:
+    status, content = await asyncio.to_thread(served.client.send, "GET", "/openapi.json", b"")
+    described = msgspec.json.decode(content)["paths"]
+    assert status == 200
+    assert {(method.upper(), path) for path, methods in described.items() for method in methods} == {
+        (operation.method, operation.path) for operation in OPERATIONS
+    }
+    (name,) = described["/v1/keys/{name}/rotate"]["post"]["parameters"]
+    assert (name["name"], name["in"]) == ("name", "path")
 
 
 def test_without_a_server_that_is_said(tmp_path: Path) -> None:
