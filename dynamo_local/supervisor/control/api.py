@@ -1,129 +1,74 @@
-"""The control API of a server: HTTP and JSON on a unix socket that its owner alone can open."""
+"""The control API of a server: what answers each question, and the socket that its owner alone can open."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import unquote
+from typing import TYPE_CHECKING
 
-import msgspec
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route
-
-from dynamo_local import __version__
-from dynamo_local.control.client import BY
-from dynamo_local.control.errors import RETRY_S, UNAVAILABLE, content_of, status_of
-from dynamo_local.control.openapi import openapi
-from dynamo_local.control.operations import MOST_BYTES, OPERATIONS, Call, Handler, Handlers, Operation
-from dynamo_local.core.errors import DynamoError, OrderError, OrderTooLargeError, SupervisorError
+from dynamo_local.control.operations import Handler, Handlers, Operation
+from dynamo_local.core.errors import SupervisorError
 from state.files import FILE_MODE, system_errors
 
-_BODY_S = 10.0
-_CONNECTIONS = 256
-_END_S = 2.0
+if TYPE_CHECKING:
+    from dynamo_local.supervisor.control.http import HttpServer
+
+_WAITING = 256
+"""Connections that may wait until the server takes them."""
+_END_S = 3.0
 
 
 class ControlApi:
-    """Answers what has a handler; to what has none yet, that the server starts."""
+    """The handlers of all operations that can be answered now."""
 
     def __init__(self) -> None:
         self._handlers: dict[Operation, Handler] = {}
-        document = msgspec.json.encode(openapi(__version__))
-
-        async def describe(_: Request) -> Response:
-            return Response(document, media_type="application/json")
-
-        routes = [self._route(operation) for operation in OPERATIONS]
-        self.app = Starlette(routes=[*routes, Route("/openapi.json", describe)])
 
     def take(self, handlers: Handlers) -> None:
         """Have these answer from now on."""
         self._handlers.update(handlers)
 
-    def _route(self, operation: Operation) -> Route:
-        async def answer(request: Request) -> Response:
-            try:
-                content = await self._handler(operation)(await _call(request))
-                return _response(content, operation.status)
-            except DynamoError as error:
-                return _response(content_of(error), status_of(error))
-
-        return Route(operation.path, answer, methods=[operation.method], name=operation.name)
-
-    def _handler(self, operation: Operation) -> Handler:
-        handler = self._handlers.get(operation)
-        if handler is None:
+    def handler(self, operation: Operation) -> Handler:
+        """Return what answers. Raises SupervisorError while there is none."""
+        found = self._handlers.get(operation)
+        if found is None:
             raise SupervisorError(
                 "the server is starting", "try again in a moment: `dynamo wait` waits until it is ready"
             )
-        return handler
-
-
-def _response(content: object, status: int) -> Response:
-    headers = {"retry-after": str(RETRY_S)} if status == UNAVAILABLE else None
-    return Response(msgspec.json.encode(content), status, headers, "application/json")
-
-
-async def _call(request: Request) -> Call:
-    return Call(request.path_params, request.query_params, await _body(request), unquote(request.headers.get(BY, "")))
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    try:
-        async with asyncio.timeout(_BODY_S):
-            async for part in request.stream():
-                body += part
-                if len(body) > MOST_BYTES:
-                    raise OrderTooLargeError(f"the body is larger than {MOST_BYTES} bytes")
-    except (TimeoutError, ClientDisconnect):
-        raise OrderError("the body did not arrive") from None
-    return bytes(body)
-
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the process, which has handlers of its own."""
-        yield
+        return found
 
 
 class ControlSocket:
-    """The socket on which the control API is answered, from its making until `close`."""
+    """The socket on which a control API is answered, from its making until `close`."""
 
     def __init__(self, api: ControlApi, path: Path) -> None:
-        """Bind. Raises StateError."""
+        """Bind: clients can connect from now on. Raises StateError."""
+        self._api = api
+        self._server: HttpServer | None = None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with system_errors(f"cannot open {path}"):
             # The folder is closed to others from before the socket exists.
             self._socket.bind(str(path))
             path.chmod(FILE_MODE)
-        config = uvicorn.Config(
-            api.app,
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            limit_concurrency=_CONNECTIONS,
-            timeout_graceful_shutdown=int(_END_S),
-        )
-        self._server = _Server(config)
+            self._socket.listen(_WAITING)
 
     async def run(self) -> None:
         """Answer until `close`."""
+        self._server = await asyncio.to_thread(self._make_server)
         await self._server.serve([self._socket])
 
+    def _make_server(self) -> HttpServer:
+        # Here, in a thread: the import takes a fifth of a second, for which no process of the server is to wait.
+        from dynamo_local.supervisor.control.http import HttpServer
+
+        return HttpServer(self._api)
+
     async def close(self, running: asyncio.Task[None]) -> None:
-        """Take no more questions, and finish those under way, for two seconds at most. `running`: runs `run`."""
-        self._server.should_exit = True
-        await asyncio.wait({running}, timeout=2 * _END_S)
+        """Take no more questions, and finish those under way, for a while. `running`: runs `run`."""
+        if self._server is not None:
+            self._server.should_exit = True
+            await asyncio.wait({running}, timeout=_END_S)
         running.cancel()
+        await asyncio.wait({running}, timeout=_END_S)
         self._socket.close()

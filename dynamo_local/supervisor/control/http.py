@@ -1,0 +1,95 @@
+"""The control API over HTTP: requests become calls of handlers, and what these return or raise becomes answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from urllib.parse import unquote
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dynamo_local import __version__
+from dynamo_local.control.client import BY
+from dynamo_local.control.errors import RETRY_S, UNAVAILABLE, content_of, status_of
+from dynamo_local.control.openapi import openapi
+from dynamo_local.control.operations import MOST_BYTES, OPERATIONS, Call, Operation
+from dynamo_local.core.errors import DynamoError, OrderError, OrderTooLargeError
+from dynamo_local.supervisor.control.api import ControlApi
+
+_BODY_S = 10.0
+_CONNECTIONS = 256
+_END_S = 2
+
+
+class HttpServer(uvicorn.Server):
+    """Serves an API on sockets that are given to `serve`, until `should_exit`."""
+
+    def __init__(self, api: ControlApi) -> None:
+        super().__init__(
+            uvicorn.Config(
+                application(api),
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                limit_concurrency=_CONNECTIONS,
+                timeout_graceful_shutdown=_END_S,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the process, which has handlers of its own."""
+        yield
+
+
+def application(api: ControlApi) -> Starlette:
+    """Return the ASGI application."""
+    document = msgspec.json.encode(openapi(__version__))
+
+    async def describe(_: Request) -> Response:
+        return Response(document, media_type="application/json")
+
+    routes = [_route(api, operation) for operation in OPERATIONS]
+    return Starlette(routes=[*routes, Route("/openapi.json", describe)])
+
+
+def _route(api: ControlApi, operation: Operation) -> Route:
+    async def answer(request: Request) -> Response:
+        try:
+            content = await api.handler(operation)(await _call(request))
+            return _response(content, operation.status)
+        except DynamoError as error:
+            return _response(content_of(error), status_of(error))
+
+    return Route(operation.path, answer, methods=[operation.method], name=operation.name)
+
+
+def _response(content: object, status: int) -> Response:
+    headers = {"retry-after": str(RETRY_S)} if status == UNAVAILABLE else None
+    return Response(msgspec.json.encode(content), status, headers, "application/json")
+
+
+async def _call(request: Request) -> Call:
+    return Call(request.path_params, request.query_params, await _body(request), unquote(request.headers.get(BY, "")))
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MOST_BYTES:
+                    raise OrderTooLargeError(f"the body is larger than {MOST_BYTES} bytes")
+    except (TimeoutError, ClientDisconnect):
+        raise OrderError("the body did not arrive") from None
+    return bytes(body)
