@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynamo_local.control.operations import Handler, Handlers, Operation
-from dynamo_local.core.errors import SupervisorError
+from dynamo_local.control.operations import Call, Handler, Handlers, Operation
+from dynamo_local.core.errors import UnansweredError
 from state.files import FILE_MODE, system_errors
 
 if TYPE_CHECKING:
@@ -29,14 +30,22 @@ class ControlApi:
         """Have these answer from now on."""
         self._handlers.update(handlers)
 
+    def withdraw(self, operations: Iterable[Operation]) -> None:
+        """Have these not be carried out any more: the server stops."""
+        self._handlers.update(dict.fromkeys(operations, _stopping))
+
     def handler(self, operation: Operation) -> Handler:
-        """Return what answers. Raises SupervisorError while there is none."""
+        """Return what answers. Raises UnansweredError while there is none."""
         found = self._handlers.get(operation)
         if found is None:
-            raise SupervisorError(
+            raise UnansweredError(
                 "the server is starting", "try again in a moment: `dynamo wait` waits until it is ready"
             )
         return found
+
+
+async def _stopping(_: Call) -> None:
+    raise UnansweredError("the server is stopping", "see `dynamo ls`")
 
 
 class ControlSocket:

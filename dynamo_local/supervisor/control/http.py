@@ -18,7 +18,7 @@ from dynamo_local import __version__
 from dynamo_local.control.client import BY
 from dynamo_local.control.errors import RETRY_S, UNAVAILABLE, content_of, status_of
 from dynamo_local.control.openapi import openapi
-from dynamo_local.control.operations import MOST_BYTES, OPERATIONS, Call, Operation
+from dynamo_local.control.operations import MOST_BYTES, OPERATIONS, Call, Operation, OtherSuccess
 from dynamo_local.core.errors import DynamoError, OrderError, OrderTooLargeError
 from dynamo_local.supervisor.control.api import ControlApi
 
@@ -66,6 +66,8 @@ def _route(api: ControlApi, operation: Operation) -> Route:
     async def answer(request: Request) -> Response:
         try:
             content = await api.handler(operation)(await _call(request))
+            if isinstance(content, OtherSuccess):
+                return _response(content.content, content.status)
             return _response(content, operation.status)
         except DynamoError as error:
             return _response(content_of(error), status_of(error))
