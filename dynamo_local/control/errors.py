@@ -30,6 +30,7 @@ KINDS: Mapping[int, str] = MappingProxyType(
         UNAVAILABLE: "ServiceUnavailableError",
     }
 )
+_WAIT = "`dynamo wait` waits until it is ready"
 RETRY_S = 2
 """In how many seconds it is worth asking again, after 503."""
 
@@ -47,6 +48,16 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 class _Answer(msgspec.Struct, frozen=True):
     error: ErrorBody
+
+
+def only_starting(namespace: str) -> SupervisorError:
+    """The error for what a server does only once all of it has been ready."""
+    return SupervisorError(f"the server in namespace {namespace} is only starting", _WAIT)
+
+
+def still_starting() -> SupervisorError:
+    """The same, said by the server itself."""
+    return SupervisorError("the server is only starting", _WAIT)
 
 
 def status_of(error: DynamoError) -> int:

@@ -15,11 +15,12 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dynamo_local.control.client import BY
-from dynamo_local.control.errors import RETRY_S, UNAVAILABLE, content_of, status_of
+from dynamo_local.control.errors import RETRY_S, UNAVAILABLE, content_of, status_of, still_starting
 from dynamo_local.control.operations import MOST_BYTES, OPERATIONS, Call, Handler, Handlers, Operation
-from dynamo_local.core.errors import DynamoError, OrderError, OrderTooLargeError, SupervisorError
+from dynamo_local.core.errors import DynamoError, OrderError, OrderTooLargeError
 from state.files import FILE_MODE, system_errors
 
 _BODY_S = 10.0
@@ -32,7 +33,7 @@ class ControlApi:
 
     def __init__(self) -> None:
         self._handlers: dict[Operation, Handler] = {}
-        self.app = Starlette(routes=[self._route(operation) for operation in OPERATIONS])
+        self.app = _by_raw_path(Starlette(routes=[self._route(operation) for operation in OPERATIONS]))
 
     def take(self, handlers: Handlers) -> None:
         """Have these answer from now on."""
@@ -51,10 +52,17 @@ class ControlApi:
     def _handler(self, operation: Operation) -> Handler:
         handler = self._handlers.get(operation)
         if handler is None:
-            raise SupervisorError(
-                "the server is starting", "try again in a moment: `dynamo wait` waits until it is ready"
-            )
+            raise still_starting()
         return handler
+
+
+def _by_raw_path(app: ASGIApp) -> ASGIApp:
+    """Have paths matched before they are decoded: a name in one may hold a slash."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "path": scope["raw_path"].decode("latin-1")}, receive, send)
+
+    return answer
 
 
 def _response(content: object, status: int) -> Response:
@@ -63,7 +71,8 @@ def _response(content: object, status: int) -> Response:
 
 
 async def _call(request: Request) -> Call:
-    return Call(request.path_params, request.query_params, await _body(request), unquote(request.headers.get(BY, "")))
+    names = {key: unquote(name) for key, name in request.path_params.items()}
+    return Call(names, request.query_params, await _body(request), unquote(request.headers.get(BY, "")))
 
 
 async def _body(request: Request) -> bytes:
