@@ -25,11 +25,10 @@ from benchmarks.harness.servers import NAMESPACE, Server, ServerError, running, 
 from benchmarks.harness.spread import median
 from dynamo_local.control.answers import RouteLine, RoutesView
 from dynamo_local.control.client import ControlClient
-from dynamo_local.control.operations import LIST_ROUTES
+from dynamo_local.control.operations import LIST_ROUTES, SET_SETTING
 from dynamo_local.load.client import Client
 from dynamo_local.load.results.records import Completion
 from dynamo_local.model.named.names import SMOLLM2
-from dynamo_local.supervisor.admin.orders.settings import set_value
 from state.paths import StatePaths
 
 _SIZES = (512, 768)
@@ -96,7 +95,7 @@ class _Bench:
 
     async def rounds(self, size: int, count: int) -> dict[str, list[Asked]]:
         """Requests of this size in turns, by what became of them."""
-        await set_value(self._paths, "rebalance", "0")
+        await asyncio.to_thread(ControlClient(self._paths).do, SET_SETTING, {"value": 0}, key="rebalance")
         prefixes = [_tokens(f"{size} {number}", size) for number in range(count)]
         shared = _tokens(f"stream {size}", _STREAM_TOKENS)
         asked = [await self._ask(prompt) for prompt in (*(each + _tokens("first", _OWN) for each in prefixes), shared)]
