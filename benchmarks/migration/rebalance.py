@@ -35,10 +35,11 @@ from benchmarks.harness.servers import (
 )
 from benchmarks.migration.rebalance_report import PREEMPTIONS, Arm, Turn, report, told
 from benchmarks.planner.fleet import PROFILE
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import SET_SETTING
 from dynamo_local.load.workload.arrivals import Gamma
 from dynamo_local.load.workload.lengths import PowerLaw, Uniform
 from dynamo_local.load.workload.workload import Lengthwise, drawn
-from dynamo_local.supervisor.admin.orders.settings import set_value
 from state.paths import StatePaths
 
 SUMMARY = "workers are added to full ones: the same requests with rebalancing and without"
@@ -98,7 +99,8 @@ def _start(folder: Path, more: dict[str, str]) -> Server:
 async def _turn(server: Server, arm: Arm, rate: float, seconds: float, seed: int) -> Turn:
     """The requests that the seed draws, each at its time, and all their answers."""
     assert server.state_root is not None
-    await set_value(StatePaths(server.state_root, NAMESPACE), "rebalance", str(int(arm == "on")))
+    control = ControlClient(StatePaths(server.state_root, NAMESPACE))
+    await asyncio.to_thread(control.do, SET_SETTING, {"value": int(arm == "on")}, key="rebalance")
     await _idle(server)
     await _scale(server, FEW)
     before, busy = await _counters(server), usage(())

@@ -13,13 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from benchmarks.harness.load import client_of
 from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.servers import NAMESPACE, Server, ServerError, running
 from benchmarks.routing.joining import FOR_S, FROM_S, NEAR, SETTINGS, WORKERS, Prefixes
 from benchmarks.routing.mockers import MAX_IN_FLIGHT, Prompts, start_mockers
+from dynamo_local.control.answers import RouteLine, RoutesView
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import LIST_ROUTES
 from dynamo_local.load.generator import Generator
-from dynamo_local.supervisor.admin.routes import RouteLine, list_routes
 from state.paths import StatePaths
 
 _RATE = 12.0
@@ -35,7 +39,9 @@ class _Seen:
     lines: dict[str, tuple[float, RouteLine]]
 
     async def look(self, paths: StatePaths) -> None:
-        view = await list_routes(paths, _MOST)
+        query = {"limit": str(_MOST)}
+        answer = await asyncio.to_thread(ControlClient(paths).do, LIST_ROUTES, query=query)
+        view = msgspec.convert(answer, RoutesView)
         now = asyncio.get_running_loop().time()
         for line in view.routes:
             self.lines.setdefault(line.request, (now - line.age_s, line))

@@ -16,16 +16,19 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from benchmarks.harness.load import LETTERS, client_of
 from benchmarks.harness.models import model_folder
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import NAMESPACE, Server, ServerError, running, start_ours
 from benchmarks.harness.spread import median
+from dynamo_local.control.answers import RouteLine, RoutesView
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import LIST_ROUTES, SET_SETTING
 from dynamo_local.load.client import Client
 from dynamo_local.load.results.records import Completion
 from dynamo_local.model.named.names import SMOLLM2
-from dynamo_local.supervisor.admin.orders.settings import set_value
-from dynamo_local.supervisor.admin.routes import RouteLine, list_routes
 from state.paths import StatePaths
 
 _SIZES = (512, 768)
@@ -92,7 +95,7 @@ class _Bench:
 
     async def rounds(self, size: int, count: int) -> dict[str, list[Asked]]:
         """Requests of this size in turns, by what became of them."""
-        await set_value(self._paths, "rebalance", "0")
+        await asyncio.to_thread(ControlClient(self._paths).do, SET_SETTING, {"value": 0}, key="rebalance")
         prefixes = [_tokens(f"{size} {number}", size) for number in range(count)]
         shared = _tokens(f"stream {size}", _STREAM_TOKENS)
         asked = [await self._ask(prompt) for prompt in (*(each + _tokens("first", _OWN) for each in prefixes), shared)]
@@ -125,7 +128,9 @@ class _Bench:
 
     async def _routed(self, asked: Sequence[Asked]) -> list[Routed]:
         """The latest requests, asked one after the other, with what the router decided."""
-        view = await list_routes(self._paths, len(asked))
+        query = {"limit": str(len(asked))}
+        answer = await asyncio.to_thread(ControlClient(self._paths).do, LIST_ROUTES, query=query)
+        view = msgspec.convert(answer, RoutesView)
         found = list(zip(asked, reversed(view.routes), strict=True))
         if any(each.tokens != line.tokens for each, line in found):
             raise ServerError("the router has assigned others meanwhile")

@@ -176,19 +176,22 @@ class FleetWatch:
     async def run(self) -> None:
         """Expire silent processes until cancelled."""
         while True:
-            await self._await_echo()
+            if self.view.silent(self._clock(), _LOOKED_AT_BEFORE_S):
+                # `tick` counts the wait as deafness of this process.
+                await self.hears(TTL_S)
             self.tick()
             await asyncio.sleep(max(0.0, self.due_at - self._clock()))
 
-    async def _await_echo(self) -> None:
-        """If a process is silent, wait for a message of our own to come back: NATS itself may be stopped, or wait for
-        CPU time. `tick` then counts the wait as deafness of this process."""
-        if self._bus.connected and self.view.silent(self._clock(), _LOOKED_AT_BEFORE_S):
-            self._echoed.clear()
-            with suppress(BusError, TimeoutError):
-                await self._bus.publish(self._echo, b"")
-                async with asyncio.timeout(TTL_S):
+    async def hears(self, within_s: float) -> bool:
+        """Whether a message of our own comes back in that time: NATS may be away, stopped, or wait for CPU time."""
+        self._echoed.clear()
+        with suppress(BusError, TimeoutError):
+            async with asyncio.timeout(within_s):
+                if self._bus.connected:
+                    await self._bus.publish(self._echo, b"")
                     await self._echoed.wait()
+                    return True
+        return False
 
     async def _on_echo(self, _: Message) -> None:
         self._echoed.set()

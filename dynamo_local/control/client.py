@@ -5,18 +5,20 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from dynamo_local.control.errors import error_of
+from dynamo_local.control.errors import error_of, only_starting
 from dynamo_local.control.operations import Operation
 from dynamo_local.core.errors import NotRunningError, UnansweredError, UsageError
 from dynamo_local.core.server_choice import START_REMEDY
 from state.files import sockets_of
 from state.namespaces import Found, find_servers, is_running
 from state.paths import StatePaths
+from state.record import read_record
 
 ANSWER_S = 15.0
 """Time for an answer. Orders are answered when they are durable, before they are carried out."""
@@ -46,16 +48,18 @@ class ControlClient:
         operation: Operation,
         fields: Any = None,
         *,
-        query: dict[str, str] | None = None,
+        query: Mapping[str, str | None] | None = None,
         timeout_s: float = ANSWER_S,
         **names: str,
     ) -> Any:
-        """Have something done, and return the content of the answer. `fields`: the body; `names`: those in the path.
+        """Have something done, and return the content of the answer. `fields`: the body; `query`: None for what is left
+        out; `names`: those in the path.
 
         Raises NotRunningError when no server runs, UnansweredError when it does not answer, UsageError when it refuses,
         SupervisorError when it cannot do it.
         """
-        path = operation.path_for(names) + (f"?{urlencode(query)}" if query else "")
+        given = {key: value for key, value in (query or {}).items() if value is not None}
+        path = operation.path_for(names) + (f"?{urlencode(given)}" if given else "")
         body = b"" if fields is None else _encoded(fields)
         status, content = self.send(operation.method, path, body, timeout_s=timeout_s)
         if status >= http.client.BAD_REQUEST:
@@ -80,8 +84,11 @@ class ControlClient:
         namespace = self._paths.namespace
         if not is_running(self._paths):
             return absent_server(namespace, find_servers(self._paths.root))
+        record = read_record(self._paths)
+        if record is None or record.phase == "starting":
+            return only_starting(namespace)
         return UnansweredError(
-            f"the server in namespace {namespace} does not answer", "it may be starting or stopping: see `dynamo ls`"
+            f"the server in namespace {namespace} does not answer", "it may be stopping: see `dynamo ls`"
         )
 
 

@@ -33,6 +33,7 @@ KINDS: Mapping[int, str] = MappingProxyType(
 )
 UNANSWERED = "UnansweredError"
 """Type of the answer of a server that starts or stops, and does not take the order: that is no refusal."""
+_WAIT = "`dynamo wait` waits until it is ready"
 RETRY_S = 2
 """In how many seconds it is worth asking again, after 503."""
 
@@ -50,6 +51,16 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 class _Answer(msgspec.Struct, frozen=True):
     error: ErrorBody
+
+
+def only_starting(namespace: str) -> UnansweredError:
+    """The error for what a server does only once all of it has been ready."""
+    return UnansweredError(f"the server in namespace {namespace} is only starting", _WAIT)
+
+
+def still_starting() -> UnansweredError:
+    """The same, said by the server itself."""
+    return UnansweredError("the server is only starting", _WAIT)
 
 
 def status_of(error: DynamoError) -> int:

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from string import Formatter
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from dynamo_local.core.errors import ConfigError, OrderError
 from dynamo_local.core.http.json_text import as_utf8, why_not
+
+_T = TypeVar("_T")
 
 MOST_BYTES = 256 * 1024
 """Largest body of an order, in bytes."""
@@ -40,7 +42,10 @@ class Operation:
         return tuple(name for _, name, _, _ in Formatter().parse(self.path) if name)
 
     def path_for(self, names: Mapping[str, str]) -> str:
-        """Return the path with these names in place of those in braces."""
+        """Return the path with these names in place of those in braces. Raises OrderError for one that is empty."""
+        for key in self.names:
+            if not names[key]:
+                raise OrderError(f"no {key} is given", param=key)
         return self.path.format_map({key: quote(name, safe="") for key, name in names.items()})
 
 
@@ -70,6 +75,20 @@ class Call:
             there = f"; there is {', '.join(known)}" if known else ""
             raise OrderError(f"there is no field {other[:60]!r}{there}", param=other)
         return found
+
+    def content(self, kind: type[_T]) -> _T:
+        """Return the body as a struct. Raises OrderError."""
+        try:
+            return msgspec.convert(self.fields(), kind)
+        except msgspec.ValidationError as error:
+            raise OrderError(f"the body is not as it should be: {error}") from None
+
+    def number(self, name: str, otherwise: int) -> int:
+        """Return a parameter of the query that is a whole number. Raises OrderError."""
+        text = self.query.get(name, str(otherwise))
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise OrderError(f"{name} must be a whole number", param=name)
+        return int(text)
 
     def flag(self, name: str) -> bool:
         """Return a parameter of the query that is true or false; the latter if it is not given. Raises OrderError."""
@@ -223,6 +242,95 @@ GET_USAGE = Operation(
         "until": "Until when, likewise.",
         "by": "Groups, of `key`, `endpoint` and `day`. [default: key,endpoint]",
     },
+)
+
+_LIMIT = "How many to tell at most."
+_ENDPOINT = "Tell those of this endpoint alone."
+
+LIST_WORKERS = Operation(
+    "list_workers",
+    "GET",
+    "/v1/workers",
+    "List all processes of the server, with their states and devices.",
+    query={"others": "Whether to tell which devices of the machine others hold, in `held_by_others`."},
+)
+CHANGE_ROLE = Operation(
+    "change_role",
+    "POST",
+    "/v1/workers/{watcher}/role",
+    "Have a worker take up another role. It does not load its model again.",
+    takes={
+        "role": "prefill or decode.",
+        "force": "Also if no worker is left that decodes.",
+        "recorded": "Whether an event records it; false if whoever orders records it.",
+    },
+)
+DESCRIBE = Operation(
+    "describe",
+    "GET",
+    "/v1/describe/{name}",
+    "Tell everything known of a process, an endpoint or a live request, whose id may be cut short.",
+)
+LIST_REQUESTS = Operation(
+    "list_requests",
+    "GET",
+    "/v1/requests",
+    "List the requests in flight, the oldest first.",
+    query={
+        "limit": "How many to tell of each frontend at most.",
+        "worker": "Tell those of this worker alone.",
+        "endpoint": _ENDPOINT,
+    },
+)
+MIGRATE = Operation(
+    "migrate",
+    "POST",
+    "/v1/migrations",
+    "Migrate running requests to another worker; answered when each has migrated, or has not.",
+    takes={
+        "request": "Id of a request, as its client knows it, or its beginning.",
+        "from": "In its place: the worker whose requests are to migrate.",
+        "to": "Destination. [default: the worker with the most free capacity]",
+        "cold": "Whether the destination computes the KV cache again.",
+    },
+)
+READ_QUEUE = Operation(
+    "read_queue",
+    "GET",
+    "/v1/queue",
+    "List the jobs of the prefill queues, the oldest first, and count them.",
+    query={"limit": _LIMIT, "endpoint": _ENDPOINT},
+)
+PURGE_QUEUE = Operation(
+    "purge_queue", "DELETE", "/v1/queue", "Drop the jobs of the prefill queues.", query={"endpoint": _ENDPOINT}
+)
+LIST_ROUTES = Operation(
+    "list_routes",
+    "GET",
+    "/v1/routes",
+    "List to which workers the latest requests went, and why; the latest first.",
+    query={
+        "limit": _LIMIT,
+        "request": "Tell the assignments of this request alone: its id, or the beginning of it.",
+        "endpoint": _ENDPOINT,
+    },
+)
+
+LIST_SETTINGS = Operation(
+    "list_settings", "GET", "/v1/settings", "List the live settings, and where each value is from."
+)
+SET_SETTING = Operation(
+    "set_setting",
+    "PUT",
+    "/v1/settings/{key}",
+    "Change a live setting, until the server ends.",
+    takes={"value": "A whole number; 0 or 1 for a switch."},
+)
+ROTATE_TOKEN = Operation(
+    "rotate_token",
+    "POST",
+    "/v1/token/rotate",
+    "Replace the token of the bus while requests run; answered when the former one is refused.",
 )
 
 OPERATIONS = tuple(value for value in tuple(globals().values()) if isinstance(value, Operation))

@@ -101,11 +101,6 @@ class Subjects:
         return f"{self._server}.endpoint_changes"
 
     @property
-    def token_orders(self) -> str:
-        """Orders to replace the token of NATS, for the server (core/messages/rotation.py; request and answer)."""
-        return f"{self._server}.token"
-
-    @property
     def address_changes(self) -> str:
         """Tells all processes to read the address of NATS anew (request; each answers)."""
         return f"{self._server}.address"

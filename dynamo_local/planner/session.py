@@ -13,6 +13,7 @@ from functools import partial
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.control.client import ControlClient
+from dynamo_local.control.errors import only_starting
 from dynamo_local.core.errors import DecodeError, StateError, SupervisorError, UsageError
 from dynamo_local.core.planning.actions import Action, ActionOutcome, DeviceLimits
 from dynamo_local.core.planning.endpoints.recording import EndpointRecorder
@@ -30,7 +31,7 @@ from dynamo_local.planner.server_state import StateReader
 from dynamo_local.supervisor.actuator.change_lock import hold_lock
 from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.admin.connect import bus_of
-from dynamo_local.supervisor.server.launch.blueprint import Blueprint, only_starting
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from dynamo_local.tasks import TaskGuard, unless
 from state.devices.holding import held
 from state.locks import LockTimeoutError

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 import threading
-from collections.abc import Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
-import msgspec
 import openai
 
-from dynamo_local.supervisor.admin import requests as requests_admin
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import LIST_REQUESTS, MIGRATE
 from tests.e2e.llm_server import PATIENCE_S, LlmServer
-
-T = TypeVar("T")
 
 MODEL = "random"
 SEED = 20261121
@@ -95,21 +91,15 @@ def without_model(metrics: str) -> str:
 
 def requests(pair: LlmServer) -> list[dict[str, Any]]:
     """As `dynamo requests` shows them, without the start of a process: streams go on meanwhile."""
-    found: list[dict[str, Any]] = msgspec.to_builtins(_now(requests_admin.list_requests(pair.paths, 1000)).requests)
+    found: list[dict[str, Any]] = ControlClient(pair.paths).do(LIST_REQUESTS, query={"limit": "1000"})["requests"]
     return found
 
 
 def migrate(pair: LlmServer, source: str, *, to: str | None = None, cold: bool = False) -> list[dict[str, Any]]:
     """As `dynamo migrate --from` does it, without the start of a process."""
-    moving = requests_admin.migrate(pair.paths, source=source, destination=to, cold=cold)
-    found: list[dict[str, Any]] = msgspec.to_builtins(_now(moving))
+    wish = {"from": source, "to": to, "cold": cold}
+    found: list[dict[str, Any]] = ControlClient(pair.paths).do(MIGRATE, wish, timeout_s=PATIENCE_S)["data"]
     return found
-
-
-def _now(asking: Coroutine[Any, Any, T]) -> T:
-    """In a thread of its own: the test may have an event loop."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, asking).result()
 
 
 def streamed_text(client: openai.OpenAI, prompt: str, tokens: int, begun: threading.Event, **sampling: Any) -> str:

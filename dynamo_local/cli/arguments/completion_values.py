@@ -132,19 +132,12 @@ def settings(context: click.Context, incomplete: str) -> Iterable[str]:
 @_quiet
 def requests(context: click.Context, incomplete: str) -> Iterable[str]:
     """Ids of the requests in flight. Only the frontends know them."""
-    import asyncio
+    from dynamo_local.control.client import ControlClient
+    from dynamo_local.control.operations import LIST_REQUESTS
 
-    from dynamo_local.supervisor.admin.requests import list_requests
-
-    paths = _paths(context)
-    if not paths.bus_file.exists():
-        return []
-
-    async def ask() -> list[str]:
-        async with asyncio.timeout(_REQUESTS_WITHIN_S):
-            return [line.request for line in (await list_requests(paths, _MOST_REQUESTS)).requests]
-
-    return asyncio.run(ask())
+    query = {"limit": str(_MOST_REQUESTS)}
+    answer = ControlClient(_paths(context)).do(LIST_REQUESTS, query=query, timeout_s=_REQUESTS_WITHIN_S)
+    return [line["request"] for line in answer["requests"]]
 
 
 @_quiet

@@ -6,6 +6,7 @@ import click
 
 from dynamo_local.cli.arguments import completion_values
 from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.output.console import print_json
 
 
 @click.command()
@@ -23,15 +24,17 @@ def describe(name: str, namespace: str, as_json: bool) -> None:
     dynamo describe chat
     dynamo describe cmpl-92fe --json
     """
-    import asyncio
-
     import msgspec
 
-    from dynamo_local.cli.output.description import text_of
-    from dynamo_local.supervisor.admin.describe import describe as describe_it
+    from dynamo_local.control.client import ControlClient
+    from dynamo_local.control.operations import DESCRIBE
 
-    found = asyncio.run(describe_it(paths_of(namespace), name))
+    answer = ControlClient(paths_of(namespace)).do(DESCRIBE, name=name)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
-    else:
-        click.echo(text_of(found))
+        (found,) = answer.values()
+        print_json(found)
+        return
+    from dynamo_local.cli.output.description import text_of
+    from dynamo_local.control.answers import Description
+
+    click.echo(text_of(msgspec.convert(answer, Description).found))

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
-from dynamo_local.cli.output.console import table
+from dynamo_local.cli.output.console import print_json, table
 from dynamo_local.core.names import short_watcher, shown_node
 from dynamo_local.core.shares import shown_devices
 
 if TYPE_CHECKING:
+    from dynamo_local.control.answers import WatcherRow
     from dynamo_local.core.routing.kv_ways import KvWays
-    from dynamo_local.supervisor.admin.status import Row
 
 _HEADERS = ("WATCHER", "ENDPOINT", "COMPONENT", "ROLE", "NODE", "PID", "DEVICES", "STATE", "DETAIL")
 
@@ -33,23 +33,23 @@ def ps(namespace: str, as_json: bool) -> None:
     dynamo ps
     dynamo ps --json | jq '.[].watcher'
     """
-    import asyncio
-
     import msgspec
 
-    from dynamo_local.supervisor.admin.status import devices_of_others, list_watchers
+    from dynamo_local.control.answers import WatcherRow
+    from dynamo_local.control.client import ControlClient
+    from dynamo_local.control.operations import LIST_WORKERS
 
-    paths = paths_of(namespace)
-    found = asyncio.run(list_watchers(paths))
+    query = None if as_json else {"others": "true"}
+    answer = ControlClient(paths_of(namespace)).do(LIST_WORKERS, query=query)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
-    else:
-        click.echo(as_table(found))
-        for line in asyncio.run(devices_of_others(paths)):
-            click.echo(line)
+        print_json(answer["data"])
+        return
+    click.echo(as_table(msgspec.convert(answer["data"], list[WatcherRow])))
+    for line in answer["held_by_others"]:
+        click.echo(line)
 
 
-def as_table(rows: Sequence[Row]) -> str:
+def as_table(rows: Sequence[WatcherRow]) -> str:
     """Return the rows as text, with a column of endpoints if there are any, and of nodes if there are several."""
     left_out = set[str]()
     if not any(row.endpoint for row in rows):
@@ -61,7 +61,7 @@ def as_table(rows: Sequence[Row]) -> str:
     return table(lines[0], lines[1:])
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: WatcherRow) -> tuple[str, ...]:
     return (
         short_watcher(row.watcher),
         row.endpoint or "-",
@@ -86,7 +86,7 @@ def _kv_between_machines(kv: KvWays) -> list[str]:
     return [f"KV between machines: {kv.between_machines}{others}"]
 
 
-def _load(row: Row) -> str:
+def _load(row: WatcherRow) -> str:
     load = row.load
     if load is None:
         return ""

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from dynamo_local.cli.arguments.options import JSON_HELP, endpoint_option, namespace_option, paths_of
-from dynamo_local.cli.output.console import table
+from dynamo_local.cli.output.console import print_json, table
 from dynamo_local.core.names import short_watcher
 
 if TYPE_CHECKING:
+    from dynamo_local.control.answers import RouteLine, RoutesView
     from dynamo_local.core.messages.routes import WeighedWorker
-    from dynamo_local.supervisor.admin.routes import RouteLine, RoutesView
 
 _HEADERS: tuple[str, ...] = ("REQUEST", "WORKER", "TOKENS", "CACHED", "PULLS FROM", "AGE")
 _CANDIDATE_HEADERS: tuple[str, ...] = ("", "WORKER", "COST", "CACHED", "UNCACHED", "QUEUED", "REQUESTS")
@@ -47,17 +47,18 @@ def route(
     dynamo route --explain -n 1
     dynamo route --explain cmpl-4f
     """
-    import asyncio
-
     import msgspec
 
-    from dynamo_local.supervisor.admin.routes import list_routes
+    from dynamo_local.control.answers import RoutesView
+    from dynamo_local.control.client import ControlClient
+    from dynamo_local.control.operations import LIST_ROUTES
 
-    view = asyncio.run(list_routes(paths_of(namespace), limit, request_id, endpoint))
+    query = {"limit": str(limit), "request": request_id, "endpoint": endpoint}
+    answer = ControlClient(paths_of(namespace)).do(LIST_ROUTES, query=query)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(view), indent=2))
+        print_json(answer)
     else:
-        click.echo(text_of(view, explain=explain))
+        click.echo(text_of(msgspec.convert(answer, RoutesView), explain=explain))
 
 
 def text_of(view: RoutesView, *, explain: bool) -> str:

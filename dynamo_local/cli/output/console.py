@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from typing import Any
 
 import click
 
@@ -30,6 +31,13 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (headers, *rows))
     return "\n".join(line.rstrip() for line in lines)
+
+
+def print_json(content: Any) -> None:
+    """Print what --json asks for."""
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(content), indent=2))
 
 
 _ERASE = "\r\033[K"

@@ -1,4 +1,4 @@
-"""Descriptions of watchers, endpoints and requests (supervisor/admin/describe.py) as text. Pure, apart from the local
+"""Descriptions of watchers, endpoints and requests (control/answers.py) as text. Pure, apart from the local
 time zone."""
 
 from __future__ import annotations
@@ -7,12 +7,11 @@ from collections.abc import Iterator
 
 from dynamo_local.cli.endpoints.text import facts_of
 from dynamo_local.cli.output.console import date, facts
+from dynamo_local.control.answers import EndpointDescription, RequestLine, WatcherDescription
 from dynamo_local.core.messages.endpoints import BoardRevision
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load
 from dynamo_local.core.names import short_watcher
-from dynamo_local.supervisor.admin.describe import EndpointDescription, WatcherDescription
-from dynamo_local.supervisor.admin.requests import RequestLine
 
 _UNKNOWN = "unknown"
 

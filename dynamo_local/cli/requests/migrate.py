@@ -8,12 +8,15 @@ import click
 
 from dynamo_local.cli.arguments import completion_values
 from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
-from dynamo_local.cli.output.console import table
+from dynamo_local.cli.output.console import print_json, table
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.names import short_watcher
 
 if TYPE_CHECKING:
-    from dynamo_local.supervisor.admin.requests import MigrationLine
+    from dynamo_local.control.answers import MigrationLine
+
+_MIGRATED_WITHIN_S = 150.0
+"""Longer than the server waits."""
 
 _HEADERS = ("REQUEST", "OUTCOME", "WORKER", "GAP", "STEPS", "WHY")
 
@@ -50,20 +53,20 @@ def migrate(
     dynamo migrate cmpl-92fe
     dynamo migrate --from VllmWorker_1 --to VllmWorker
     """
-    import asyncio
-
     import msgspec
 
-    from dynamo_local.supervisor.admin.requests import migrate
+    from dynamo_local.control.answers import MigrationLine
+    from dynamo_local.control.client import ControlClient
+    from dynamo_local.control.operations import MIGRATE
 
     if (request is None) == (source is None):
         raise UsageError("name either a request or a worker to migrate from", "give REQUEST or --from WATCHER")
-    found = asyncio.run(
-        migrate(paths_of(namespace), request=request, source=source, destination=destination, cold=cold)
-    )
+    wish = {"request": request, "from": source, "to": destination, "cold": cold}
+    answer = ControlClient(paths_of(namespace)).do(MIGRATE, wish, timeout_s=_MIGRATED_WITHIN_S)["data"]
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        print_json(answer)
     else:
+        found = msgspec.convert(answer, list[MigrationLine])
         click.echo(table(_HEADERS, [_cells(line) for line in found]) if found else "there is no request to migrate")
 
 

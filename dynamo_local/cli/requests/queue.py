@@ -8,10 +8,10 @@ import click
 
 from dynamo_local.cli.arguments.options import JSON_HELP, endpoint_option, namespace_option, paths_of
 from dynamo_local.cli.command_group import CommandGroup
-from dynamo_local.cli.output.console import table
+from dynamo_local.cli.output.console import print_json, table
 
 if TYPE_CHECKING:
-    from dynamo_local.supervisor.admin.queue import JobRow, QueueView
+    from dynamo_local.control.answers import JobRow, QueueView
 
 DEFAULT_JOBS = 100
 _HEADERS: tuple[str, ...] = ("REQUEST", "PROMPT", "STATE", "AGE", "EXPIRES", "FRONTEND", "JOB")
@@ -43,17 +43,18 @@ def queue() -> None:
 @click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 def ls(namespace: str, limit: int, endpoint: str | None, as_json: bool) -> None:
     """List the prefill jobs that wait and those that a worker has taken."""
-    import asyncio
-
     import msgspec
 
-    from dynamo_local.supervisor.admin.queue import read_queue
+    from dynamo_local.control.answers import QueueView
+    from dynamo_local.control.client import ControlClient
+    from dynamo_local.control.operations import READ_QUEUE
 
-    view = asyncio.run(read_queue(paths_of(namespace), limit, endpoint))
+    query = {"limit": str(limit), "endpoint": endpoint}
+    answer = ControlClient(paths_of(namespace)).do(READ_QUEUE, query=query)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(view), indent=2))
+        print_json(answer)
     else:
-        click.echo(_text(view))
+        click.echo(_text(msgspec.convert(answer, QueueView)))
 
 
 @queue.command()
@@ -62,20 +63,19 @@ def ls(namespace: str, limit: int, endpoint: str | None, as_json: bool) -> None:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 def purge(namespace: str, endpoint: str | None, yes: bool) -> None:
     """Drop all prefill jobs. Decode workers prefill the requests themselves, once the jobs would have expired."""
-    import asyncio
+    from dynamo_local.control.client import ControlClient
+    from dynamo_local.control.operations import PURGE_QUEUE, READ_QUEUE
 
-    from dynamo_local.supervisor.admin.queue import purge_queue, read_queue
-
-    paths = paths_of(namespace)
+    client = ControlClient(paths_of(namespace))
     if not yes:
-        view = asyncio.run(read_queue(paths, 0, endpoint))
-        click.confirm(f"Drop {_lengths(view)}?", abort=True)
-    dropped = asyncio.run(purge_queue(paths, endpoint))
+        there = client.do(READ_QUEUE, query={"limit": "0", "endpoint": endpoint})
+        click.confirm(f"Drop {_lengths(there['waiting'], there['in_hand'])}?", abort=True)
+    dropped = client.do(PURGE_QUEUE, query={"endpoint": endpoint})["dropped"]
     click.echo(f"dropped {dropped} {'job' if dropped == 1 else 'jobs'}")
 
 
 def _text(view: QueueView) -> str:
-    parts = [_lengths(view)]
+    parts = [_lengths(view.waiting, view.in_hand)]
     if view.jobs:
         headers, rows = _HEADERS, [_cells(job) for job in view.jobs]
         if any(job.endpoint for job in view.jobs):
@@ -88,8 +88,8 @@ def _text(view: QueueView) -> str:
     return "\n".join(parts)
 
 
-def _lengths(view: QueueView) -> str:
-    return f"{view.waiting} waiting, {view.in_hand} in hand"
+def _lengths(waiting: int, in_hand: int) -> str:
+    return f"{waiting} waiting, {in_hand} in hand"
 
 
 def _cells(job: JobRow) -> tuple[str, ...]:

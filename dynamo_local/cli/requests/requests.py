@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from dynamo_local.cli.arguments.options import JSON_HELP, endpoint_option, namespace_option, paths_of
-from dynamo_local.cli.output.console import table
+from dynamo_local.cli.output.console import print_json, table
 from dynamo_local.core.names import short_watcher
 
 if TYPE_CHECKING:
-    from dynamo_local.supervisor.admin.requests import RequestLine
+    from dynamo_local.control.answers import RequestLine
 
 _HEADERS: tuple[str, ...] = ("REQUEST", "WORKER", "EPOCH", "PROMPT", "TOKENS", "AGE", "MIGRATES")
 _ENDPOINT = "ENDPOINT"
@@ -44,16 +44,18 @@ def requests(namespace: str, limit: int, worker: str | None, endpoint: str | Non
     dynamo requests --endpoint chat
     dynamo requests --json -n 1000
     """
-    import asyncio
-
     import msgspec
 
-    from dynamo_local.supervisor.admin.requests import list_requests
+    from dynamo_local.control.answers import RequestsView
+    from dynamo_local.control.client import ControlClient
+    from dynamo_local.control.operations import LIST_REQUESTS
 
-    view = asyncio.run(list_requests(paths_of(namespace), limit, worker, endpoint))
+    query = {"limit": str(limit), "worker": worker, "endpoint": endpoint}
+    answer = ControlClient(paths_of(namespace)).do(LIST_REQUESTS, query=query)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(view), indent=2))
+        print_json(answer)
         return
+    view = msgspec.convert(answer, RequestsView)
     click.echo(as_table(view.requests))
     if view.left_out:
         click.echo(f"and {view.left_out} more")

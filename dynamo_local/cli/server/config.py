@@ -9,10 +9,10 @@ import click
 from dynamo_local.cli.arguments import completion_values
 from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
 from dynamo_local.cli.command_group import CommandGroup
-from dynamo_local.cli.output.console import table
+from dynamo_local.cli.output.console import print_json, table
 
 if TYPE_CHECKING:
-    from dynamo_local.supervisor.admin.orders.settings import SettingRow
+    from dynamo_local.control.answers import SettingRow
 
 _HEADERS = ("KEY", "VALUE", "SOURCE", "MEANING")
 
@@ -37,15 +37,18 @@ def get(key: str | None, namespace: str, as_json: bool) -> None:
     SOURCE says where a value comes from: `set` (by `dynamo config set`), `configuration` (of the graph) or
     `default`.
     """
-    import asyncio
-
     import msgspec
 
-    from dynamo_local.supervisor.admin.orders.settings import get_settings
+    from dynamo_local.control.answers import SettingRow
+    from dynamo_local.control.client import ControlClient
+    from dynamo_local.control.operations import LIST_SETTINGS
+    from dynamo_local.core.live_settings import setting
 
-    found = asyncio.run(get_settings(paths_of(namespace), key))
+    wanted = None if key is None else setting(key).name
+    answer = ControlClient(paths_of(namespace)).do(LIST_SETTINGS)["data"]
+    found = [row for row in msgspec.convert(answer, list[SettingRow]) if wanted in (None, row.key)]
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        print_json(found)
     elif key is not None:
         click.echo("\n".join(f"{row.value} ({row.source})" for row in found))
     else:
@@ -58,12 +61,14 @@ def get(key: str | None, namespace: str, as_json: bool) -> None:
 @namespace_option
 def set_(key: str, value: str, namespace: str) -> None:
     """Change the live setting KEY to VALUE, until the server ends."""
-    import asyncio
+    from dynamo_local.control.client import ControlClient
+    from dynamo_local.control.operations import SET_SETTING
+    from dynamo_local.core.live_settings import setting
 
-    from dynamo_local.supervisor.admin.orders.settings import set_value
-
-    changed = asyncio.run(set_value(paths_of(namespace), key, value))
-    click.echo(f"{changed.key} is {changed.value} now")
+    # Checked here as well: mistakes of the command line need no server to be found.
+    wish = {"value": setting(key).parse(value)}
+    changed = ControlClient(paths_of(namespace)).do(SET_SETTING, wish, key=key)
+    click.echo(f"{changed['key']} is {changed['value']} now")
 
 
 def _cells(row: SettingRow) -> tuple[str, ...]:

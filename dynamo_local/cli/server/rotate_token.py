@@ -6,6 +6,9 @@ import click
 
 from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
 
+_WITHIN_S = 75.0
+"""Longer than the server waits."""
+
 
 @click.command("rotate-token")
 @namespace_option
@@ -26,19 +29,17 @@ def rotate_token(namespace: str, as_json: bool) -> None:
     dynamo rotate-token
     dynamo events --kind secret        when it was replaced
     """
-    import asyncio
-
     import msgspec
 
+    from dynamo_local.control.client import ControlClient
+    from dynamo_local.control.operations import ROTATE_TOKEN
     from dynamo_local.core.names import short_watcher
-    from dynamo_local.supervisor.admin.orders.rotation import rotate_token as rotate
 
-    answer = asyncio.run(rotate(paths_of(namespace)))
+    answer = ControlClient(paths_of(namespace)).do(ROTATE_TOKEN, timeout_s=_WITHIN_S)
     if as_json:
-        shown = {"processes": answer.processes, "disconnected": answer.disconnected}
-        click.echo(msgspec.json.encode(shown))
+        click.echo(msgspec.json.encode(answer))
         return
-    click.echo(f"the token was replaced: {answer.processes} processes use the new one, and the old one is refused")
-    if answer.disconnected:
-        late = ", ".join(map(short_watcher, answer.disconnected))
+    click.echo(f"the token was replaced: {answer['processes']} processes use the new one, and the old one is refused")
+    if answer["disconnected"]:
+        late = ", ".join(map(short_watcher, answer["disconnected"]))
         click.echo(f"disconnected, since they did not answer in time: {late}. They connect again by themselves.")

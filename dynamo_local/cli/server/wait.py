@@ -43,14 +43,13 @@ def wait(endpoint: str | None, namespace: str, ready: bool, workers: int | None,
     dynamo wait --workers 2 --timeout 60
     dynamo wait --stopped --namespace second
     """
-    import asyncio
     from functools import partial
 
+    from dynamo_local.cli.server.waiting import wait_until_ready, wait_until_stopped
     from dynamo_local.core.errors import NotRunningError, UsageError
-    from dynamo_local.supervisor.admin.wait import wait_until_ready, wait_until_stopped
 
     if ready:
-        asyncio.run(wait_until_ready(partial(paths_of, namespace), workers, timeout, Console(err=True), endpoint))
+        wait_until_ready(partial(paths_of, namespace), workers, timeout, Console(err=True), endpoint)
         return
     if workers is not None or endpoint is not None:
         given = "--workers" if workers is not None else "ENDPOINT"

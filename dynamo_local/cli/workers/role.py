@@ -6,7 +6,6 @@ import click
 
 from dynamo_local.cli.arguments import completion_values
 from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
-from dynamo_local.core.errors import UsageError
 
 
 @click.command()
@@ -24,16 +23,11 @@ def role(watcher: str, role: str, namespace: str, force: bool, as_json: bool) ->
     \b
     dynamo role VllmWorker_1 prefill
     """
-    import asyncio
-
     import msgspec
 
-    from dynamo_local.supervisor.admin.orders.role import change_role_by_hand
+    from dynamo_local.control.client import ControlClient
+    from dynamo_local.control.operations import CHANGE_ROLE
 
-    answer = asyncio.run(change_role_by_hand(paths_of(namespace), watcher, role, even_the_last=force))
-    if answer.refused is not None:
-        raise UsageError(f"{watcher} stays in the role {answer.role}: {answer.refused}")
-    if as_json:
-        click.echo(msgspec.json.encode({"watcher": watcher, "role": answer.role}))
-    else:
-        click.echo(f"{watcher}: {answer.role}")
+    wish = {"role": role, "force": force}
+    answer = ControlClient(paths_of(namespace)).do(CHANGE_ROLE, wish, watcher=watcher)
+    click.echo(msgspec.json.encode(answer) if as_json else f"{watcher}: {answer['role']}")

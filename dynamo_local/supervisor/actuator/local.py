@@ -14,13 +14,14 @@ import msgspec
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.parts import BusPart
 from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import CHANGE_ROLE
 from dynamo_local.core.messages.presence import LeaseRevoked
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.change_lock import change_lock, check_changeable
 from dynamo_local.supervisor.actuator.ports import Ports
 from dynamo_local.supervisor.admin.connect import bus_of
-from dynamo_local.supervisor.admin.orders.role import change_role
 from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.process_registry import StateRegistry
 from dynamo_local.supervisor.circus.silence import CircusSilence
@@ -85,7 +86,7 @@ async def open_actuator(
                 fleet=fleet,
                 change_lock=partial(change_lock, paths, lock_wait_s, report, endpoint),
                 check_changeable=partial(check_changeable, paths),
-                change_role=partial(change_role, paths),
+                change_role=partial(_change_role, paths),
                 report=report,
                 clock=time.monotonic,
             )
@@ -103,6 +104,12 @@ async def _connected(paths: StatePaths, bus: Bus | None) -> AsyncIterator[Bus]:
         yield part
     finally:
         await part.close()
+
+
+async def _change_role(paths: StatePaths, watcher: str, role: str) -> None:
+    """Have the server change the role of a worker. The event is the caller's. Raises UsageError if it cannot be."""
+    wish = {"role": role, "recorded": False}
+    await asyncio.to_thread(ControlClient(paths).do, CHANGE_ROLE, wish, watcher=watcher)
 
 
 class BusFleet:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dynamo_local.core.errors import SupervisorError
-from dynamo_local.core.messages.admin import RoleAnswer
 from dynamo_local.supervisor.places.books import Books
 from dynamo_local.supervisor.places.port import Places
 from dynamo_local.supervisor.server.reports.report import Report
@@ -38,8 +37,8 @@ class Ports:
     """The ports of one actuator.
 
     `namespace`: of the server whose processes are changed. `change_lock`: held for the time of a change, by one process
-    at a time. `check_changeable`: raises SupervisorError once the server is ending. `change_role(watcher, role)`: asks
-    a worker to take up a role. `clock`: seconds.
+    at a time. `check_changeable`: raises SupervisorError once the server is ending. `change_role(watcher, role)`: has
+    a worker take up a role, or raises UsageError. `clock`: seconds.
     """
 
     namespace: str
@@ -48,7 +47,7 @@ class Ports:
     fleet: Fleet
     change_lock: Callable[[], AbstractAsyncContextManager[None]]
     check_changeable: Callable[[], None]
-    change_role: Callable[[str, str], Awaitable[RoleAnswer]]
+    change_role: Callable[[str, str], Awaitable[None]]
     report: Report
     clock: Callable[[], float]
 

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from dynamo_local.bus.address import BusAddress
-from dynamo_local.core.errors import BusError, NotRunningError
+from dynamo_local.control.client import absent_server
+from dynamo_local.core.errors import BusError
 from dynamo_local.core.names import short_watcher
-from dynamo_local.core.server_choice import START_REMEDY
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.supervisor.server.launch.blueprint import check_reachable, why_absent
-from state.namespaces import Found, find_servers, is_running
+from dynamo_local.supervisor.server.launch.blueprint import why_absent
+from state.namespaces import find_servers, is_running
 from state.paths import StatePaths
-from state.statefile.model import State
-from state.statefile.store import StateStore
 
 if TYPE_CHECKING:
     from dynamo_local.bus.nats import Bus
@@ -75,37 +73,7 @@ def unanswered(watcher: str) -> BusError:
     )
 
 
-async def state_of(paths: StatePaths) -> State:
-    """Read the statefile of the namespace's server, whose circusd can be asked.
-
-    Raises NotRunningError when no server runs, SupervisorError when it is only starting or is stopping, StateError when
-    the file cannot be read.
-    """
-    return await asyncio.to_thread(_read_state, paths)
-
-
-def _read_state(paths: StatePaths) -> State:
-    _check_running(paths)
-    try:
-        state = StateStore(paths).read()
-    except NotRunningError as error:
-        raise why_absent(paths) from error
-    check_reachable(paths, state)
-    return state
-
-
 def _check_running(paths: StatePaths) -> None:
     if is_running(paths):
         return
     raise absent_server(paths.namespace, find_servers(paths.root))
-
-
-def absent_server(namespace: str, found: Found) -> NotRunningError:
-    """The error for a namespace in which no server runs. `found`: the servers of the same state root. Pure."""
-    cause = f"no server runs in namespace {namespace}"
-    if namespace in found.crashed:
-        return NotRunningError(
-            f"{cause} (one that crashed left files)", f"`dynamo stop --namespace {namespace}` removes them"
-        )
-    running = f"servers run in: {', '.join(found.running)}"
-    return NotRunningError(cause, running if found.running else START_REMEDY)

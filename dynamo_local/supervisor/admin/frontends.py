@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dynamo_local.bus.nats import Bus
+from dynamo_local.control.answers import WatcherRow
 from dynamo_local.core.errors import BusError, NobodyListensError
 from dynamo_local.core.fleet.view import FRONTEND_ROLE
 from dynamo_local.core.messages.admin import (
@@ -20,11 +21,10 @@ from dynamo_local.core.messages.admin import (
     RequestsQuestion,
 )
 from dynamo_local.core.subjects import Subjects
+from dynamo_local.supervisor.admin.asked import AskedServer
 from dynamo_local.supervisor.admin.connect import ask, unanswered
 from dynamo_local.supervisor.admin.scopes import known_revisions
-from dynamo_local.supervisor.admin.status import Row, list_watchers
-from state.endpoints.board import read_board
-from state.paths import StatePaths
+from dynamo_local.supervisor.admin.status import list_watchers
 
 _ANSWER_WITHIN_S = 5.0
 _MIGRATED_WITHIN_S = 120.0
@@ -45,11 +45,11 @@ class AskedFrontends:
 
     bus: Bus
     namespace: str
-    rows: Sequence[Row]
+    rows: Sequence[WatcherRow]
     revisions: Sequence[str]
 
     @property
-    def frontends(self) -> dict[str, Row]:
+    def frontends(self) -> dict[str, WatcherRow]:
         """The frontends, by lease."""
         return {row.lease: row for row in self.rows if row.role == FRONTEND_ROLE and row.lease is not None}
 
@@ -93,8 +93,7 @@ class AskedFrontends:
         return report.results
 
 
-async def look(paths: StatePaths, endpoint: str | None = None) -> tuple[list[Row], list[str]]:
+async def look(server: AskedServer, endpoint: str | None = None) -> tuple[list[WatcherRow], list[str]]:
     """The watchers of a server, and the revisions whose requests frontends may have: all, or those of an endpoint."""
-    found = await list_watchers(paths)
-    board = await asyncio.to_thread(read_board, paths)
+    found, board = await asyncio.gather(list_watchers(server), server.board())
     return found, known_revisions((row.revision for row in found), board, endpoint)

@@ -1,4 +1,4 @@
-"""`dynamo requests` and `dynamo migrate`: lists the requests of a running server, and has frontends migrate them."""
+"""Lists the requests under way, and has frontends migrate them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from dynamo_local.control.answers import MigrationLine, RequestLine, RequestsView, WatcherRow
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.core.messages.admin import (
@@ -20,88 +21,36 @@ from dynamo_local.core.messages.admin import (
 )
 from dynamo_local.core.names import endpoint_of, select_watcher, short_watcher
 from dynamo_local.core.request.told import told_id
-from dynamo_local.supervisor.admin.connect import bus_of
+from dynamo_local.supervisor.admin.asked import AskedServer
 from dynamo_local.supervisor.admin.frontends import AskedFrontends, Scope, look
 from dynamo_local.supervisor.admin.scopes import shown_model
-from dynamo_local.supervisor.admin.status import Row
-from state.paths import StatePaths
 
 _K = TypeVar("_K")
 
 _ALL = 2**31
 
 
-class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A request under way. Workers are named by their watchers. `stays`: why the request cannot be migrated. The last
-    fields are those of RequestRow (core/messages/admin.py)."""
-
-    request: str
-    worker: str | None
-    endpoint: str = ""
-    """The endpoint that the request is for; empty for the graph's own model."""
-    revision: str = ""
-    """The revision of that endpoint, such as "chat@2"."""
-    epoch: int
-    prompt_tokens: int | None
-    """None: the request is held, and its prompt's length is not known yet."""
-    tokens: int
-    age_s: float
-    moving_to: str | None
-    stays: str | None
-    frontend: str
-    epoch_age_s: float | None = None
-    epoch_start: int = 0
-    migrations: int = 0
-    prefill: str | None = None
-    fidelity: str = "exact"
-    fidelity_because_of: str | None = None
-    held: str | None = None
-    """Why the request is held until a worker is ready; then it has no id yet. None: it is not held."""
-
-
-class RequestsView(msgspec.Struct, frozen=True, kw_only=True):
-    """The oldest requests of each frontend, and the number of those that are left out."""
-
-    requests: tuple[RequestLine, ...]
-    left_out: int
-
-
-class MigrationLine(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one request's migration. `outcome`: see core/migration/protocol.py. `warm_s`: from the start of the
-    migration to the cut-over. `gap_s`: from the last token before the cut-over to the first one after it; `gap_steps`:
-    the same in engine steps."""
-
-    request: str
-    outcome: str
-    why: str
-    worker: str | None
-    """The destination; None if there was none."""
-    warm_s: float | None
-    gap_s: float | None
-    gap_steps: float | None
-
-
 async def list_requests(
-    paths: StatePaths, limit: int, worker: str | None = None, endpoint: str | None = None
+    server: AskedServer, limit: int, worker: str | None = None, endpoint: str | None = None
 ) -> RequestsView:
     """List the `limit` oldest requests of each frontend, or of one worker or one endpoint among them.
 
-    Raises UsageError for what is no worker or no endpoint, NotRunningError, BusError.
+    Raises UsageError for what is no worker or no endpoint, SupervisorError, BusError.
     """
-    found, revisions = await look(paths, endpoint)
+    bus = await server.bus()
+    found, revisions = await look(server, endpoint)
     only = None if worker is None else worker_of(found, worker, ready=False, lease=False)
     if only is not None:
         revisions = [revision for revision in revisions if revision == only.revision]
-    async with bus_of(paths, "requests") as bus:
-        server = AskedFrontends(bus, paths.namespace, found, revisions)
-        answers = await server.requests(limit if only is None else _ALL)
-    views = (_of_frontend(lease, server.names, answers, only, limit) for lease in server.frontends)
-    lines, left_out = zip(*views, strict=True) if server.frontends else ((), ())
+    asked = AskedFrontends(bus, server.paths.namespace, found, revisions)
+    answers = await asked.requests(limit if only is None else _ALL)
+    views = (_of_frontend(lease, asked.names, answers, only, limit) for lease in asked.frontends)
+    lines, left_out = zip(*views, strict=True) if asked.frontends else ((), ())
     return RequestsView(requests=tuple(chain.from_iterable(lines)), left_out=sum(left_out))
 
 
 def _of_frontend(
-    lease: str, names: Mapping[str, str], answers: Mapping[Scope, RequestsAnswer], only: Row | None, limit: int
+    lease: str, names: Mapping[str, str], answers: Mapping[Scope, RequestsAnswer], only: WatcherRow | None, limit: int
 ) -> tuple[list[RequestLine], int]:
     """The `limit` oldest requests of one frontend, and how many there are beside them."""
     mine = {scope.revision: answer for scope, answer in answers.items() if scope.frontend == lease}
@@ -114,40 +63,44 @@ def _of_frontend(
     return wanted[:limit], len(wanted[limit:]) + beyond
 
 
-async def migrate(
-    paths: StatePaths,
-    *,
-    request: str | None = None,
-    source: str | None = None,
-    destination: str | None = None,
-    cold: bool = False,
-) -> list[MigrationLine]:
-    """Migrate one request, or all requests of the worker `source`.
+class MigrationWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One request to migrate, or all requests of the worker `source`.
 
-    `request`: the id that its client knows, or the beginning of it. `source`, `destination`: watchers' names. `cold`:
-    without KV, which the destination then computes. Raises UsageError for what cannot be asked, such as a destination
-    of another revision, NotRunningError, BusError.
+    `request`: the id that its client knows, or the beginning of it. `source`, `to`: watchers' names. `cold`: without
+    KV, which the destination then computes.
     """
-    found, revisions = await look(paths)
-    to = None if destination is None else worker_of(found, destination, ready=True)
-    of = None if source is None else worker_of(found, source, ready=False)
+
+    request: str | None = None
+    source: str | None = msgspec.field(default=None, name="from")
+    to: str | None = None
+    cold: bool = False
+
+
+async def migrate(server: AskedServer, wish: MigrationWish) -> list[MigrationLine]:
+    """Migrate what is wished. Raises UsageError for what cannot be asked, such as a destination of another revision,
+    SupervisorError, BusError."""
+    if (wish.request is None) == (wish.source is None):
+        raise UsageError("name either a request or a worker to migrate from")
+    bus = await server.bus()
+    found, revisions = await look(server)
+    to = None if wish.to is None else worker_of(found, wish.to, ready=True)
+    of = None if wish.source is None else worker_of(found, wish.source, ready=False)
     lease_to = None if to is None else to.lease
-    async with bus_of(paths, "migrate") as bus:
-        server = AskedFrontends(bus, paths.namespace, found, revisions)
-        orders: dict[Scope, MigrationOrder] = {}
-        if of is not None:
-            order = MigrationOrder((), of.lease, lease_to, cold)
-            orders = {Scope(lease, of.revision): order for lease in server.frontends}
-        if request is not None:
-            owned = {scope: answer.requests for scope, answer in (await server.requests(_ALL)).items()}
-            meant = meant_by(request, owned)
-            orders = {scope: MigrationOrder(ids, None, lease_to, cold) for scope, ids in meant.items()}
-        check_destination(to, {scope.revision for scope in orders})
-        results = await asyncio.gather(*(server.migrate(scope, order) for scope, order in orders.items()))
-    return [_migration_line(result, server.names) for each in results for result in each]
+    asked = AskedFrontends(bus, server.paths.namespace, found, revisions)
+    orders: dict[Scope, MigrationOrder] = {}
+    if of is not None:
+        order = MigrationOrder((), of.lease, lease_to, wish.cold)
+        orders = {Scope(lease, of.revision): order for lease in asked.frontends}
+    if wish.request is not None:
+        owned = {scope: answer.requests for scope, answer in (await asked.requests(_ALL)).items()}
+        meant = meant_by(wish.request, owned)
+        orders = {scope: MigrationOrder(ids, None, lease_to, wish.cold) for scope, ids in meant.items()}
+    check_destination(to, {scope.revision for scope in orders})
+    results = await asyncio.gather(*(asked.migrate(scope, order) for scope, order in orders.items()))
+    return [_migration_line(result, asked.names) for each in results for result in each]
 
 
-def check_destination(to: Row | None, revisions: Collection[str]) -> None:
+def check_destination(to: WatcherRow | None, revisions: Collection[str]) -> None:
     """Raise UsageError if requests of these revisions cannot migrate to this worker, which serves another one. Pure."""
     others = sorted(revision for revision in revisions if to is not None and revision != to.revision)
     if to is not None and others:
@@ -157,7 +110,7 @@ def check_destination(to: Row | None, revisions: Collection[str]) -> None:
         )
 
 
-def worker_of(found: Sequence[Row], watcher: str, *, ready: bool, lease: bool = True) -> Row:
+def worker_of(found: Sequence[WatcherRow], watcher: str, *, ready: bool, lease: bool = True) -> WatcherRow:
     """The worker of this name, as `select_watcher` takes it. `ready`: it must be ready to take requests; `lease`: it
     must have a process. Pure. Raises UsageError."""
     workers = {row.watcher: row for row in found if row.role in ENGINE_ROLES}

@@ -1,4 +1,4 @@
-"""`dynamo route`: asks the routers of a running server for their latest assignments."""
+"""Asks the routers for their latest assignments."""
 
 from __future__ import annotations
 
@@ -6,54 +6,39 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from dynamo_local.control.answers import RouteLine, RoutesView
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import ROUTER_ROLE
 from dynamo_local.core.messages.routes import RouteRow, RoutesAnswer, RoutesQuestion
 from dynamo_local.core.names import endpoint_of
 from dynamo_local.core.request.told import told_id
-from dynamo_local.core.routing.explanation import ExplainedRoute, explained
+from dynamo_local.core.routing.explanation import explained
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.supervisor.admin.connect import ask, bus_of
+from dynamo_local.supervisor.admin.asked import AskedServer
+from dynamo_local.supervisor.admin.connect import ask
 from dynamo_local.supervisor.admin.frontends import look
-from state.paths import StatePaths
 
 _ANSWER_WITHIN_S = 5.0
 
 
-class RouteLine(ExplainedRoute, frozen=True, kw_only=True):
-    """An assignment of a request. `request`: the id that its client knows."""
-
-    request: str
-    endpoint: str
-    revision: str
-    age_s: float
-
-
-class RoutesView(msgspec.Struct, frozen=True, kw_only=True):
-    """The latest assignments, the latest first, and the policy that has chosen."""
-
-    policy: str
-    routes: tuple[RouteLine, ...]
-
-
 async def list_routes(
-    paths: StatePaths, limit: int, request: str | None = None, endpoint: str | None = None
+    server: AskedServer, limit: int, request: str | None = None, endpoint: str | None = None
 ) -> RoutesView:
     """List the `limit` latest assignments, or those of one request (the id that its client knows, or its beginning) or
-    of one endpoint among them. Raises UsageError without a router or such an endpoint, NotRunningError, BusError."""
-    found, revisions = await look(paths, endpoint)
+    of one endpoint among them. Raises UsageError without a router or such an endpoint, SupervisorError, BusError."""
+    bus = await server.bus()
+    found, revisions = await look(server, endpoint)
     routers = {row.lease: row.watcher for row in found if row.role == ROUTER_ROLE and row.lease is not None}
     if not routers:
         raise UsageError("this server has no router", "its frontend sends requests to the worker with the least to do")
     names = {row.lease: row.watcher for row in found if row.lease is not None}
     question = RoutesQuestion(limit if request is None else 2**31, None if endpoint is None else tuple(revisions))
-    async with bus_of(paths, "route") as bus:
-        # The subject is the graph's own: a router answers for all models.
-        subjects = Subjects(paths.namespace)
-        answers = [
-            await ask(bus, watcher, subjects.routes(lease), question, RoutesAnswer, timeout_s=_ANSWER_WITHIN_S)
-            for lease, watcher in routers.items()
-        ]
+    # The subject is the graph's own: a router answers for all models.
+    subjects = Subjects(server.paths.namespace)
+    answers = [
+        await ask(bus, watcher, subjects.routes(lease), question, RoutesAnswer, timeout_s=_ANSWER_WITHIN_S)
+        for lease, watcher in routers.items()
+    ]
     return view_of(answers, names, limit, request)
 
 

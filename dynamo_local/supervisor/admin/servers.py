@@ -15,7 +15,7 @@ from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.messages.endpoints import Board
 from state.devices.allocation import DeviceKind
 from state.endpoints.board import read_board
-from state.files import system_errors
+from state.files import sockets_of, system_errors
 from state.locks import server_pid
 from state.machine.processes import start_time
 from state.namespaces import find_servers, is_running
@@ -35,6 +35,7 @@ class ServerRow(msgspec.Struct, frozen=True, kw_only=True):
     `state`: "starting", "running" (all services have been ready once), "stopping", or "crashed" (it was killed and has
     left files). `workers`: number of workers with a process, also of those that are only starting. `devices`: ids of
     devices that it holds. `since`: when its process started, ISO 8601 with the time zone. `note`: what is wrong.
+    `control`: the socket at which the control API is answered; None as long as it is not.
     """
 
     namespace: str
@@ -48,6 +49,7 @@ class ServerRow(msgspec.Struct, frozen=True, kw_only=True):
     since: str | None = None
     age_s: float | None = None
     note: str = ""
+    control: str | None = None
 
 
 @dataclass(frozen=True)
@@ -118,9 +120,10 @@ def _phase(state: State | None, damage: str | None, record: ServerRecord | None)
 def _look(paths: StatePaths) -> ServerRow:
     state, damage = _read(paths)
     pid = server_pid(paths) or (state.owner.pid if state is not None else None)
-    return server_row(
+    control, running = sockets_of(paths).control, is_running(paths)
+    row = server_row(
         paths.namespace,
-        running=is_running(paths),
+        running=running,
         pid=pid,
         state=state,
         damage=damage,
@@ -128,6 +131,7 @@ def _look(paths: StatePaths) -> ServerRow:
         age=_age(pid) if pid else None,
         board=read_board(paths),
     )
+    return msgspec.structs.replace(row, control=str(control)) if running and control.exists() else row
 
 
 def _read(paths: StatePaths) -> tuple[State | None, str | None]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dynamo_local.control.errors import still_starting
 from dynamo_local.control.operations import Call, Handler, Handlers, Operation
 from dynamo_local.core.errors import UnansweredError
 from state.files import FILE_MODE, system_errors
@@ -38,9 +39,7 @@ class ControlApi:
         """Return what answers. Raises UnansweredError while there is none."""
         found = self._handlers.get(operation)
         if found is None:
-            raise UnansweredError(
-                "the server is starting", "try again in a moment: `dynamo wait` waits until it is ready"
-            )
+            raise still_starting()
         return found
 
 

@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dynamo_local import __version__
 from dynamo_local.control.client import BY
@@ -51,7 +52,7 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def application(api: ControlApi) -> Starlette:
+def application(api: ControlApi) -> ASGIApp:
     """Return the ASGI application."""
     document = msgspec.json.encode(openapi(__version__))
 
@@ -59,7 +60,16 @@ def application(api: ControlApi) -> Starlette:
         return Response(document, media_type="application/json")
 
     routes = [_route(api, operation) for operation in OPERATIONS]
-    return Starlette(routes=[*routes, Route("/openapi.json", describe)])
+    return _by_raw_path(Starlette(routes=[*routes, Route("/openapi.json", describe)]))
+
+
+def _by_raw_path(app: ASGIApp) -> ASGIApp:
+    """Have paths matched before they are decoded: a name in one may hold a slash."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "path": scope["raw_path"].decode("latin-1")}, receive, send)
+
+    return answer
 
 
 def _route(api: ControlApi, operation: Operation) -> Route:
@@ -81,7 +91,8 @@ def _response(content: object, status: int) -> Response:
 
 
 async def _call(request: Request) -> Call:
-    return Call(request.path_params, request.query_params, await _body(request), unquote(request.headers.get(BY, "")))
+    names = {key: unquote(name) for key, name in request.path_params.items()}
+    return Call(names, request.query_params, await _body(request), unquote(request.headers.get(BY, "")))
 
 
 async def _body(request: Request) -> bytes:

@@ -10,11 +10,13 @@ from functools import partial
 
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.control.operations import GET_USAGE
+from dynamo_local.control.operations import GET_USAGE, ROTATE_TOKEN
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.listener import ListenerHolder, bind
 from dynamo_local.supervisor.actuator.reconciler import Reconciler
+from dynamo_local.supervisor.admin.asked import AskedServer
+from dynamo_local.supervisor.admin.handlers import AdminHandlers
 from dynamo_local.supervisor.control.api import ControlApi, ControlSocket
 from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
 from dynamo_local.supervisor.server.launch.launch import Launch
@@ -89,13 +91,15 @@ class Server:
         # undoes it.
         async with AsyncExitStack() as stack:
             await machinery.make_files(stack, self._bus, self._plans())
+            control = await self._open_control(stack)
             if self._nodes is not None:
                 await self._nodes.connect(stack, stop.hurry)
-            control = await self._open_control(stack)
             usage = UsageUpkeep(self._paths, self._report, self._settings.usage_days)
             control.take({GET_USAGE: usage.tell})
             api = self._open_api(stack)
             await machinery.start(stack)
+            asked = AskedServer(self._paths, machinery.store, machinery.circus, self._events.record)
+            control.take(AdminHandlers(asked).handlers)
             if isinstance(self._bus, BusAddress):
                 # Deleted once all services have ended. A NATS server of our own takes its streams with it.
                 stack.push_async_callback(self._streams.delete, self._bus)
@@ -109,7 +113,7 @@ class Server:
                 self._tasks.spawn("API's socket", api.run())
             stack.push_async_callback(self._tasks.close)
             machinery.keep(self._plans(), on_healed=self._reconciler.request, on_room=self._streams.renew)
-            self._tasks.spawn("operation", self._operate(control))
+            self._tasks.spawn("operation", self._operate(control, asked))
             self._tasks.spawn("kept ownership", self._kept.failed())
             self._tasks.spawn("usage", usage.run())
             await machinery.until(stop.wanted)
@@ -154,7 +158,7 @@ class Server:
 
     # Bring-up, then the steady state.
 
-    async def _operate(self, control: ControlApi) -> None:
+    async def _operate(self, control: ControlApi, asked: AskedServer) -> None:
         machinery = self._machinery
         await machinery.begin()
         address = await self._bus_address()
@@ -174,6 +178,7 @@ class Server:
             watch.subscribe(progress.on_change)
             await self._events.start(bus, watch)
             machinery.follow(watch)
+            asked.follow(bus, watch)
             await watch.start()
             expiry = self._tasks.spawn("fleet", watch.run())
             await machinery.hold_devices().serve(bus, subjects)
@@ -182,7 +187,7 @@ class Server:
             await machinery.allow_changes(self._machine_plans())
             self._tasks.spawn("reconciler", self._reconciler.run())
             await asyncio.to_thread(machinery.files.remember)
-            await self._take_token_orders(bus, watch)
+            self._take_token_orders(bus, watch, control)
             if self._nodes is not None:
                 await self._nodes.start(bus, address, watch)
                 self._tasks.spawn("first workers", self._nodes.add_first_workers())
@@ -211,7 +216,7 @@ class Server:
         )
         self._tasks.spawn("controller", self._controller(server))
 
-    async def _take_token_orders(self, bus: Bus, watch: FleetWatch) -> None:
+    def _take_token_orders(self, bus: Bus, watch: FleetWatch, control: ControlApi) -> None:
         rotation, why_not = None, NATS_OF_OTHERS
         if self._nodes is not None:
             why_not = ON_NODES
@@ -224,7 +229,7 @@ class Server:
                 remember=self._machinery.files.remember,
             )
         orders = TokenOrders(rotation, self._tasks, self._events.record, self._report, why_not=why_not)
-        await orders.start(bus, Subjects(self._launch.graph.namespace))
+        control.take({ROTATE_TOKEN: orders.rotate})
 
     async def _bus_address(self) -> BusAddress:
         """The address of the NATS server, which is started if it is ours."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,7 +10,8 @@ import httpx
 import openai
 import pytest
 
-from dynamo_local.supervisor.admin.routes import list_routes
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import LIST_ROUTES
 from tests.e2e.llm_server import LlmServer
 
 MODEL = "random"
@@ -46,8 +46,8 @@ def test_a_grammar_that_cannot_be_compiled_is_a_bad_request(
         ask(client, stream=stream, extra_headers={"X-Request-Id": request})
     assert isinstance(refused.value.body, dict)
     assert (refused.value.body["type"], refused.value.body["code"]) == ("BadRequestError", 400)
-    tried = asyncio.run(list_routes(served.paths, 100, f"chatcmpl-{request}")).routes
-    assert len(tried) == 1
+    query = {"limit": "100", "request": f"chatcmpl-{request}"}
+    assert len(ControlClient(served.paths).do(LIST_ROUTES, query=query)["routes"]) == 1
 
 
 def test_others_are_answered_meanwhile_and_afterwards(client: openai.OpenAI) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from dynamo_local.bus.jetstream.live_settings import create_settings
@@ -22,6 +21,7 @@ from dynamo_local.core.subjects import Subjects
 from state.files import make_run_directory
 from state.locks import ServerLock
 from state.paths import StatePaths
+from tests.integration.asked_server import answering
 from tests.integration.disaggregation.serve_prefill import CONFIGURED_SIZE, prefill_launch
 
 pytestmark = pytest.mark.integration
@@ -70,12 +70,12 @@ def cli(paths: StatePaths, capsys: pytest.CaptureFixture[str]) -> Cli:
 
 @pytest.fixture
 def server(paths: StatePaths, nats_address: BusAddress) -> Iterator[None]:
-    """All that commands see of a running server, but the queue and the settings."""
+    """All that a running server has for these commands, but the queue and the settings."""
     with ServerLock(paths):
         make_run_directory(paths)
-        paths.bus_file.write_bytes(msgspec.json.encode(nats_address))
         paths.graph_file.write_bytes(prefill_launch(paths.namespace, None).graph.to_json())
-        yield
+        with answering(paths, nats_address):
+            yield
 
 
 @pytest.fixture
@@ -183,9 +183,13 @@ def test_without_a_server_that_is_said(cli: Cli, command: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", [["queue", "ls"], ["config", "get"], ["config", "set", SIZE, "1"]])
-def test_a_bus_that_does_not_answer_is_a_failure(cli: Cli, server: None, paths: StatePaths, command: list[str]) -> None:
-    paths.bus_file.write_bytes(msgspec.json.encode(BusAddress("nats://127.0.0.1:1", "hush")))
-    assert "cannot connect to NATS" in cli.refused(*command, code=1)
+def test_a_bus_that_is_away_is_a_failure(
+    cli: Cli, paths: StatePaths, nats_address: BusAddress, command: list[str]
+) -> None:
+    with ServerLock(paths):
+        make_run_directory(paths)
+        with answering(paths, nats_address, hears=False):
+            assert "the bus does not answer; NATS may be starting" in cli.refused(*command, code=1)
 
 
 def test_a_server_that_is_only_starting_is_a_failure(cli: Cli, paths: StatePaths) -> None:

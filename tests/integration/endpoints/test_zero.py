@@ -3,7 +3,6 @@ imitated."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -12,8 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.control.operations import GET_ENDPOINT, PARK_ENDPOINT, SCALE_ENDPOINT, UPDATE_ENDPOINT, WAKE_ENDPOINT
-from dynamo_local.supervisor.admin.status import list_watchers
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import (
+    GET_ENDPOINT,
+    LIST_WORKERS,
+    PARK_ENDPOINT,
+    SCALE_ENDPOINT,
+    UPDATE_ENDPOINT,
+    WAKE_ENDPOINT,
+)
 from tests.integration.endpoints.endpoint_server import SLOTS, EndpointServer
 from tests.integration.server_process import eventually
 
@@ -62,7 +68,7 @@ def test_it_wakes_once_for_many_and_sleeps_again(server: EndpointServer) -> None
     assert (chat.history.wakes, chat.history.sleeps) == ({"request": 1}, {"idle": 1})
     assert chat.history.last.startswith("asleep: no request for 1.5 s")
     eventually(lambda: server.workers("chat@1") == [], "its worker does not end")
-    assert [row for row in asyncio.run(list_watchers(server.paths)) if row.endpoint] == []
+    assert [row for row in ControlClient(server.paths).do(LIST_WORKERS)["data"] if row["endpoint"]] == []
     assert server.board() == {"chat@1": True}
 
     # An update of it is checked, and starts nothing.

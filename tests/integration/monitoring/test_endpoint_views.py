@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, QueueLength, create_prefill_queue
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer
-from dynamo_local.bus.probing import probe
 from dynamo_local.bus.subscriptions import Answer
+from dynamo_local.control.answers import WatcherRow
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.admin import AdminRequest, MigrationOrder, RequestRow, RequestsAnswer
@@ -23,7 +23,6 @@ from dynamo_local.core.names import Watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.monitor.top.session import TopSession
 from dynamo_local.supervisor.admin.frontends import AskedFrontends, Scope
-from dynamo_local.supervisor.admin.status import Row
 from dynamo_local.tasks import TaskGuard
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import DEADLINE_S, NO_PROCESS, until
@@ -63,14 +62,6 @@ async def announced(connect: Connect, subjects: Subjects) -> AsyncIterator[set[s
     await tasks.close()
 
 
-async def test_a_probe_hears_workers_of_all_revisions_and_a_frontend_as_a_process_of_the_graph(
-    announced: set[str], nats_address: BusAddress, subjects: Subjects
-) -> None:
-    found = await probe(nats_address, subjects, announced, DEADLINE_S)
-    assert found.keys() == announced
-    assert {heard.state for heard in found.values()} == {"ready"}
-
-
 async def test_top_shows_workers_and_the_queue_of_an_endpoint(
     announced: set[str], bus: Bus, connect: Connect, subjects: Subjects
 ) -> None:
@@ -94,8 +85,8 @@ async def test_top_shows_workers_and_the_queue_of_an_endpoint(
     await session.close()
 
 
-def row(watcher: str, state: str = "ready") -> Row:
-    return Row(watcher=watcher, component="F", role="frontend", pid=1, devices=(), state=state, lease=watcher)
+def row(watcher: str, state: str = "ready") -> WatcherRow:
+    return WatcherRow(watcher=watcher, component="F", role="frontend", pid=1, devices=(), state=state, lease=watcher)
 
 
 async def test_frontends_are_asked_for_each_revision_that_they_serve(

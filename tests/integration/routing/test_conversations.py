@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import subprocess
@@ -11,9 +10,12 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
-from dynamo_local.supervisor.admin.routes import RouteLine, list_routes
+from dynamo_local.control.answers import RouteLine, RoutesView
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import LIST_ROUTES
 from tests.integration.server_process import PATIENCE_S, READY_WITHIN_S, ServerProcess, eventually
 
 pytestmark = pytest.mark.integration
@@ -85,8 +87,12 @@ def known_blocks(url: str) -> int:
 
 
 def route_of(server: ServerProcess, request: str) -> RouteLine:
-    (line,) = asyncio.run(list_routes(server.paths, 100, request)).routes
+    (line,) = routes(server, limit="100", request=request)
     return line
+
+
+def routes(server: ServerProcess, **query: str) -> tuple[RouteLine, ...]:
+    return msgspec.convert(ControlClient(server.paths).do(LIST_ROUTES, query=query), RoutesView).routes
 
 
 def test_turns_return_to_their_worker_and_find_what_was_predicted(server: ServerProcess, url: str) -> None:
@@ -128,7 +134,7 @@ def test_an_answer_tells_in_a_header_where_it_was_computed_and_why(
 ) -> None:
     (route,) = routes_told(url, [77 + stream] * TURN, stream=stream)
     assert route["tokens"] == TURN
-    (line,) = asyncio.run(list_routes(server.paths, 1)).routes
+    (line,) = routes(server, limit="1")
     assert (route["worker"], route["why"]) == (line.worker, line.why)
     assert route["worker"] in {each["worker"] for each in route["candidates"]}
     assert len(route["candidates"]) == 2

@@ -19,6 +19,8 @@ from components.workers.parking_orders import ParkingOrders
 from components.workers.roles import Roles
 from dynamo_local.bus.jetstream.prefill_queue import create_prefill_queue
 from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import LIST_WORKERS
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.admin import ParkAnswer, ParkQuestion
@@ -32,7 +34,6 @@ from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.mocker.engine import MockerEngine
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.engine.mocker.tokens import continuation
-from dynamo_local.supervisor.admin.status import presences
 from state.machine.identity import machine_id
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import DEADLINE_S, FakeFrontend, until
@@ -402,8 +403,8 @@ def test_a_parked_worker_that_is_killed_comes_back_ready(tmp_path: Path) -> None
                 await bus.close()
 
         def presence_of_worker() -> str:
-            rows, _ = asyncio.run(presences(server.paths, ["parking_VllmWorker"]))
-            return rows["parking_VllmWorker"].state if "parking_VllmWorker" in rows else ""
+            rows = ControlClient(server.paths).do(LIST_WORKERS)["data"]
+            return next(str(row["state"]) for row in rows if row["watcher"] == "parking_VllmWorker")
 
         assert asyncio.run(park()) == PARKED
         assert presence_of_worker() == "parked"

@@ -13,6 +13,7 @@ from threading import Lock
 
 import msgspec
 
+from dynamo_local.control.errors import only_starting
 from dynamo_local.core.errors import DecodeError, StateError, SupervisorError, UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.names import HTTP_PORT_ENV, select_watcher
@@ -22,8 +23,6 @@ from state.files import replace_file, system_errors
 from state.paths import Sockets, StatePaths
 from state.record import read_record
 from state.statefile.model import Component, State
-
-_WAIT = "`dynamo wait` waits until it is ready"
 
 
 class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -221,11 +220,6 @@ def why_absent(paths: StatePaths) -> SupervisorError:
             f"the server in namespace {namespace} is stopping", "`dynamo ls` shows whether it has ended"
         )
     return only_starting(namespace)
-
-
-def only_starting(namespace: str) -> SupervisorError:
-    """The error for what a server does only once all of it has been ready."""
-    return SupervisorError(f"the server in namespace {namespace} is only starting", _WAIT)
 
 
 def _whose(revision: str) -> str:

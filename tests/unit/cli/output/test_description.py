@@ -6,14 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from dynamo_local.cli.output.description import text_of
+from dynamo_local.control.answers import EndpointDescription, RequestLine, WatcherDescription, WatcherRow
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointStatus, EndpointView, ServedAdapter
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load
-from dynamo_local.supervisor.admin.describe import EndpointDescription, WatcherDescription, events_of, request_named
-from dynamo_local.supervisor.admin.requests import RequestLine
-from dynamo_local.supervisor.admin.status import Row
+from dynamo_local.supervisor.admin.describe import events_of, request_named
 
 DEATH = Event("death", "ended: killed by SIGKILL", "restart in 1 s", "ns_VllmWorker", 1.8e9)
 WORKER = WatcherDescription(
@@ -55,7 +54,7 @@ REQUEST = RequestLine(
     fidelity="distribution",
     fidelity_because_of="temperature",
 )
-ROW = Row(watcher="ns_Router", component="Router", role="router", pid=1, devices=(), state="ready")
+ROW = WatcherRow(watcher="ns_Router", component="Router", role="router", pid=1, devices=(), state="ready")
 
 
 def fields_of(text: str) -> dict[str, str]:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from dynamo_local.core.errors import BusError
-from dynamo_local.core.messages.admin import RoleAnswer
+from dynamo_local.core.errors import BusError, UsageError
 from dynamo_local.core.names import HTTP_PORT_ENV
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.ports import Ports
@@ -215,9 +214,9 @@ class FakePorts:
         await asyncio.sleep(0)
         self.progress()
 
-    async def change_role(self, watcher: str, role: str) -> RoleAnswer:
+    async def change_role(self, watcher: str, role: str) -> None:
         self.step()
-        return RoleAnswer("decode", refused="not today")
+        raise UsageError(f"{watcher} stays in the role decode: not today")
 
 
 @asynccontextmanager

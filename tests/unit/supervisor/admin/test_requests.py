@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 
 from dynamo_local.cli.requests.requests import as_table
+from dynamo_local.control.answers import RequestLine, WatcherRow
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.messages.admin import HeldRow, RequestRow, RequestsAnswer
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.request.told import told_id
 from dynamo_local.supervisor.admin.frontends import Scope
-from dynamo_local.supervisor.admin.requests import RequestLine, _of_frontend, check_destination, meant_by, worker_of
-from dynamo_local.supervisor.admin.status import Row
+from dynamo_local.supervisor.admin.requests import _of_frontend, check_destination, meant_by, worker_of
 
 
 def owned(*request_ids: str) -> tuple[RequestRow, ...]:
     return tuple(RequestRow(request_id, 1, "w", 10, 5, 1.0) for request_id in request_ids)
 
 
-def row(watcher: str, role: str, state: str = "ready", lease: str | None = "lease") -> Row:
+def row(watcher: str, role: str, state: str = "ready", lease: str | None = "lease") -> WatcherRow:
     revision = parse_watcher(watcher).revision
-    return Row(
+    return WatcherRow(
         watcher=watcher, component="W", role=role, revision=revision, pid=1, devices=(), state=state, lease=lease
     )
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from dynamo_local.control.answers import WatcherRow
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.names import parse_watcher
-from dynamo_local.supervisor.admin.orders.role import worker_to_ask
-from dynamo_local.supervisor.admin.status import Row
+from dynamo_local.supervisor.admin.role import worker_to_ask
 
 
-def row(watcher: str, role: str, state: str = "ready", lease: str | None = "lease") -> Row:
+def row(watcher: str, role: str, state: str = "ready", lease: str | None = "lease") -> WatcherRow:
     lease = None if lease is None else f"{lease} of {watcher}"
     revision = parse_watcher(watcher).revision
-    return Row(
+    return WatcherRow(
         watcher=watcher, component="W", role=role, revision=revision, pid=1, devices=(), state=state, lease=lease
     )
 

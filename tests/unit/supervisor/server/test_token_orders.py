@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
+from dynamo_local.control.operations import Call
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.messages.events import Event
-from dynamo_local.core.messages.rotation import RotateToken, RotationAnswer
 from dynamo_local.supervisor.server.nats.rotation import Rotated, TokenRotation
 from dynamo_local.supervisor.server.nats.token_orders import TokenOrders
 from dynamo_local.tasks import TaskGuard
@@ -46,37 +46,49 @@ async def scene() -> Scene:
     return Scene()
 
 
-async def test_an_order_that_is_sent_again_is_carried_out_once(scene: Scene) -> None:
-    order = RotateToken("one")
-    assert scene.orders.take(order) == scene.orders.take(order) == RotationAnswer()
+def begin(scene: Scene) -> asyncio.Task[dict[str, Any]]:
+    return asyncio.create_task(scene.orders.rotate(Call()))
+
+
+async def test_an_order_is_answered_when_it_is_carried_out(scene: Scene) -> None:
+    order = begin(scene)
     await scene.settle()
-    assert scene.rotations.begun == 1
+    assert (scene.rotations.begun, order.done()) == (1, False)
     scene.rotations.outcome.set_result(Rotated(3, ("ns_chat@1_Worker",)))
-    await scene.settle()
-    assert scene.orders.take(order) == RotationAnswer(True, 3, ("ns_chat@1_Worker",))
+    assert await order == {"processes": 3, "disconnected": ("ns_chat@1_Worker",)}
     assert [(event.kind, event.what) for event in scene.events] == [("secret", "the token of NATS was replaced")]
     assert scene.events[0].why == "3 processes took the new one within 0.0 s; disconnected: chat@1_Worker"
-    await scene.tasks.close()
 
 
-async def test_one_order_at_a_time(scene: Scene) -> None:
-    scene.orders.take(RotateToken("one"))
-    assert "replaced already" in scene.orders.take(RotateToken("two")).refused
+async def test_one_order_at_a_time_which_goes_on_when_nobody_waits_for_it(scene: Scene) -> None:
+    order = begin(scene)
     await scene.settle()
+    order.cancel()
+    with pytest.raises(SupervisorError, match="replaced already"):
+        await scene.orders.rotate(Call())
     assert scene.rotations.begun == 1
+    scene.rotations.outcome.set_result(Rotated(3, ()))
+    await scene.settle()
+    assert scene.events[0].what == "the token of NATS was replaced"
+
+
+async def test_whoever_waits_is_told_that_the_server_stops(scene: Scene) -> None:
+    order = begin(scene)
+    await scene.settle()
     await scene.tasks.close()
+    with pytest.raises(SupervisorError, match="the server is stopping"):
+        await order
 
 
 async def test_a_failure_is_told_and_another_order_may_follow(scene: Scene) -> None:
-    scene.orders.take(RotateToken("one"))
     scene.rotations.outcome.set_exception(SupervisorError("the disk is full", "make room"))
-    await scene.settle()
-    assert scene.orders.take(RotateToken("one")) == RotationAnswer(refused="the disk is full", remedy="make room")
-    assert scene.events[0].what == "the token of NATS was not replaced"
-    assert scene.orders.take(RotateToken("two")) == RotationAnswer()
-    await scene.tasks.close()
+    for _ in range(2):
+        with pytest.raises(SupervisorError, match="the disk is full; make room"):
+            await scene.orders.rotate(Call())
+    assert {event.what for event in scene.events} == {"the token of NATS was not replaced"}
 
 
 async def test_nats_of_others_keeps_its_token() -> None:
     orders = TokenOrders(None, TaskGuard(), lambda _: None, RecordingReport())
-    assert "not started by this server" in orders.take(RotateToken("one")).refused
+    with pytest.raises(SupervisorError, match="not started by this server"):
+        await orders.rotate(Call())

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from dynamo_local.cli.server.waiting import missing, missing_endpoints, missing_of_endpoint
+from dynamo_local.control.answers import WatcherRow
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import EndpointFailedError
 from dynamo_local.core.messages.endpoints import Board, EndpointState, EndpointStatus, EndpointView
-from dynamo_local.supervisor.admin.status import Row
-from dynamo_local.supervisor.admin.wait import missing, missing_endpoints, missing_of_endpoint
 
 
-def row(watcher: str, role: str, state: str = "ready", detail: str = "") -> Row:
-    return Row(watcher=watcher, component="C", role=role, pid=1, devices=(), state=state, detail=detail)
+def row(watcher: str, role: str, state: str = "ready", detail: str = "") -> WatcherRow:
+    return WatcherRow(watcher=watcher, component="C", role=role, pid=1, devices=(), state=state, detail=detail)
 
 
 FRONTEND = row("n_Frontend", "frontend")

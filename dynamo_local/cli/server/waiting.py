@@ -3,18 +3,21 @@ server has ended."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from dynamo_local.core.errors import BusError, EndpointFailedError, NotRunningError, StateError, SupervisorError
+import msgspec
+
+from dynamo_local.control.answers import WatcherRow
+from dynamo_local.control.client import ANSWER_S, ControlClient
+from dynamo_local.control.operations import LIST_WORKERS
+from dynamo_local.core.errors import EndpointFailedError, NotRunningError, StateError, SupervisorError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.messages.endpoints import Board, EndpointView
 from dynamo_local.core.names import short_watcher
 from dynamo_local.core.server_choice import START_REMEDY
-from dynamo_local.supervisor.admin.connect import state_of
 from dynamo_local.supervisor.admin.orders.endpoints import ANSWERS
-from dynamo_local.supervisor.admin.status import Row, list_watchers
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from state.endpoints.board import read_board
 from state.namespaces import is_running
@@ -28,24 +31,27 @@ Locate = Callable[[], StatePaths]
 """Returns the paths of the server that is meant. Raises NotRunningError as long as none runs."""
 
 
-async def wait_until_ready(
+def wait_until_ready(
     locate: Locate, workers: int | None, timeout_s: float, report: Report, endpoint: str | None = None
-) -> StatePaths:
+) -> None:
     """Wait until every process of the server and every endpoint that comes up is ready, or every service and `workers`
-    workers; with `endpoint`, until that endpoint is ready, or has so many workers. Returns the server's paths.
+    workers; with `endpoint`, until that endpoint is ready, or has so many workers.
 
     Raises SupervisorError when the server has ended, or they are not ready after `timeout_s`, and EndpointFailedError
     when the endpoint has failed.
     """
-    waiting = _Waiting(locate, workers, report, endpoint)
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await waiting.until_ready()
-    except TimeoutError as error:
-        raise SupervisorError(
-            f"not ready after {timeout_s:g} s: {waiting.missing}",
-            START_REMEDY if waiting.seen is None else LOGS_REMEDY,
-        ) from error
+    give_up_at = time.monotonic() + timeout_s
+    waiting, progress = _Waiting(locate, workers, endpoint), ReportOnce(report)
+    lacking = "nothing is known of the server yet"
+    while (left_s := give_up_at - time.monotonic()) > 0:
+        lacking = waiting.look(left_s)
+        if not lacking:
+            return
+        progress.note(f"waiting: {lacking}")
+        time.sleep(min(_LOOK_EVERY_S, left_s))
+    raise SupervisorError(
+        f"not ready after {timeout_s:g} s: {lacking}", START_REMEDY if waiting.seen is None else LOGS_REMEDY
+    )
 
 
 def wait_until_stopped(paths: StatePaths, timeout_s: float) -> None:
@@ -59,7 +65,7 @@ def wait_until_stopped(paths: StatePaths, timeout_s: float) -> None:
         time.sleep(_LOOK_EVERY_S)
 
 
-def missing(rows: Sequence[Row], workers: int | None) -> str:
+def missing(rows: Sequence[WatcherRow], workers: int | None) -> str:
     """Say what is not ready yet; empty if the server is. Pure.
 
     `workers`: number of workers that must be ready; None for all that have or await a process.
@@ -105,61 +111,53 @@ def _shown(view: EndpointView) -> str:
     return f"endpoint {view.spec.name} ({state})"
 
 
+@dataclass
 class _Waiting:
-    """The progress of a wait.
+    """Looks for what is awaited. `seen`: the paths of the server, once it runs."""
 
-    `missing`: what is not ready, as it was seen last. `seen`: the paths of the server, once it runs.
-    """
+    locate: Locate
+    workers: int | None
+    endpoint: str | None
+    seen: StatePaths | None = None
 
-    def __init__(self, locate: Locate, workers: int | None, report: Report, endpoint: str | None) -> None:
-        self._locate = locate
-        self._workers = workers
-        self._endpoint = endpoint
-        self._report = ReportOnce(report)
-        self.seen: StatePaths | None = None
-        self.missing = "nothing is known of the server yet"
-
-    async def until_ready(self) -> StatePaths:
-        while True:
-            self.missing = await self._look()
-            if not self.missing and self.seen is not None:
-                return self.seen
-            self._report.note(f"waiting: {self.missing}")
-            await asyncio.sleep(_LOOK_EVERY_S)
-
-    async def _look(self) -> str:
+    def look(self, within_s: float) -> str:
+        """Say what is not ready; empty if all is."""
         if self.seen is None:
             try:
-                self.seen = await asyncio.to_thread(self._find)
+                self.seen = self._find()
             except NotRunningError as error:
                 return error.cause
         try:
-            return await self._missing_of(self.seen)
+            return self._missing_of(self.seen, within_s)
         except NotRunningError as error:
-            namespace = self.seen.namespace
             raise SupervisorError(
-                f"the server in namespace {namespace} has ended before it was ready", "`dynamo logs` has the reason"
+                f"the server in namespace {self.seen.namespace} has ended before it was ready",
+                "`dynamo logs` has the reason",
             ) from error
-        except (BusError, StateError, SupervisorError) as error:
+        except (StateError, SupervisorError) as error:
             return error.cause
 
-    async def _missing_of(self, paths: StatePaths) -> str:
-        if self._endpoint is not None:
-            await state_of(paths)
-            return missing_of_endpoint(self._endpoint, await asyncio.to_thread(read_board, paths), self._workers)
-        processes = missing(await list_watchers(paths), self._workers)
-        if self._workers is not None:
+    def _missing_of(self, paths: StatePaths, within_s: float) -> str:
+        if self.endpoint is not None:
+            _check_running(paths)
+            return missing_of_endpoint(self.endpoint, read_board(paths), self.workers)
+        answer = ControlClient(paths).do(LIST_WORKERS, timeout_s=min(within_s, ANSWER_S))
+        processes = missing(msgspec.convert(answer["data"], list[WatcherRow]), self.workers)
+        if self.workers is not None:
             return processes
-        endpoints = missing_endpoints(await asyncio.to_thread(read_board, paths))
-        return ", ".join(filter(None, (processes, endpoints)))
+        return ", ".join(filter(None, (processes, missing_endpoints(read_board(paths)))))
 
     def _find(self) -> StatePaths:
-        paths = self._locate()
-        if not is_running(paths):
-            raise NotRunningError(f"no server runs in namespace {paths.namespace}")
+        paths = self.locate()
+        _check_running(paths)
         return paths
 
 
-def _described(row: Row) -> str:
+def _check_running(paths: StatePaths) -> None:
+    if not is_running(paths):
+        raise NotRunningError(f"no server runs in namespace {paths.namespace}")
+
+
+def _described(row: WatcherRow) -> str:
     state = f"{row.state}, {row.detail}" if row.detail else row.state
     return f"{short_watcher(row.watcher)} ({state})"

@@ -1,0 +1,92 @@
+"""The server that is asked: its own parts, by which it answers questions about what runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.control.errors import still_starting
+from dynamo_local.core.errors import BusError, NotRunningError, SupervisorError
+from dynamo_local.core.fleet.view import Change
+from dynamo_local.core.messages.endpoints import Board
+from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.presence import Presence
+from dynamo_local.supervisor.circus.client import CircusClient
+from dynamo_local.supervisor.server.launch.blueprint import why_absent
+from state.endpoints.board import read_board
+from state.paths import StatePaths
+from state.statefile.model import State
+from state.statefile.store import StateStore
+
+_CIRCUS_WITHIN_S = 5.0
+_BUS_WITHIN_S = 1.5
+"""With what else an answer takes, less than the two seconds in which it is said that the bus is away."""
+
+
+@dataclass
+class AskedServer:
+    """Parts of a running server. Until `follow` it has no bus. `record`: notes an event."""
+
+    paths: StatePaths
+    store: StateStore
+    circus: CircusClient
+    record: Callable[[Event], None]
+    _bus: Bus | None = field(default=None, init=False)
+    _watch: FleetWatch | None = field(default=None, init=False)
+    _failed: dict[str, Presence] = field(default_factory=dict, init=False)
+    """Last presences of workers that have failed, by watcher. Whoever gives work has forgotten them."""
+
+    def follow(self, bus: Bus, watch: FleetWatch) -> None:
+        """Answer by this connection, and by this view of all processes, which the caller starts."""
+        self._bus, self._watch = bus, watch
+        watch.subscribe(self._on_change)
+
+    async def bus(self) -> Bus:
+        """Return the connection to NATS, which has just answered. Raises SupervisorError while the server starts,
+        BusError if NATS is away."""
+        if self._bus is None:
+            raise still_starting()
+        if not await self._hears():
+            raise BusError("the bus does not answer", "NATS may be starting again: see `dynamo ps`")
+        return self._bus
+
+    async def presences(self) -> tuple[Mapping[str, Presence], bool]:
+        """Return the presences of all processes by watcher, and whether NATS answers; if not, nothing is known of
+        them."""
+        if self._watch is None or not await self._hears():
+            return {}, False
+        return {**self._failed, **{each.watcher: each for each in self._watch.view.members()}}, True
+
+    async def state(self) -> State:
+        """Read the statefile. Raises SupervisorError, StateError."""
+        try:
+            return await asyncio.to_thread(self.store.read)
+        except NotRunningError as error:
+            raise why_absent(self.paths) from error
+
+    async def board(self) -> Board | None:
+        """Read the board of endpoints; None without endpoints."""
+        return await asyncio.to_thread(read_board, self.paths)
+
+    async def processes(self) -> tuple[Mapping[str, str], Mapping[str, tuple[int, ...]]]:
+        """Return circus's status of each of its watchers, and the pids of their processes. Raises SupervisorError."""
+        try:
+            async with asyncio.timeout(_CIRCUS_WITHIN_S):
+                statuses = await self.circus.statuses()
+                return statuses, {name: await self.circus.pids(name) for name in statuses}
+        except TimeoutError as error:
+            raise SupervisorError(
+                f"circus did not answer within {_CIRCUS_WITHIN_S:g} s",
+                "circusd may be stopped, or starved by other programs; try again",
+            ) from error
+
+    async def _hears(self) -> bool:
+        return self._watch is not None and await self._watch.hears(_BUS_WITHIN_S)
+
+    def _on_change(self, change: Change) -> None:
+        self._failed.pop(change.presence.watcher, None)
+        if change.failed:
+            self._failed[change.presence.watcher] = change.presence
