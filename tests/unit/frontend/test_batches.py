@@ -27,11 +27,12 @@ from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.paths import BATCHES, FILES
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.stored.batches import BatchLimits
+from dynamo_local.tasks import unless
 from state.paths import StatePaths
 from state.stored.batches import BatchStore
 from state.stored.files import FileDescription, FileStore
 from tests.integration.fleet_of_fakes import until
-from tests.unit.frontend.asgi_driver import call, scope
+from tests.unit.frontend.asgi_driver import call, disconnected, scope
 
 LIMITS = BatchLimits(max_batch_lines=50, max_batches=3, max_batch_requests=8)
 USAGE = {"prompt_tokens": 2, "completion_tokens": 1}
@@ -52,6 +53,9 @@ class Model:
 
     async def __call__(self, asked: Scope, receive: Receive, send: Send) -> None:
         prompt = json.loads((await receive())["body"])["prompt"]
+        await unless(disconnected(receive), self._answer(prompt, asked, send))
+
+    async def _answer(self, prompt: str, asked: Scope, send: Send) -> None:
         self.asked[prompt] += 1
         self.priorities.update(value for name, value in asked["headers"] if name == b"x-vllm-priority")
         if prompt == self.stops_at:
