@@ -11,7 +11,7 @@
 #   make clients                    real clients, each in an environment of its own; ARGS='--only openai' for some
 #   make conformance                vLLM's own API tests; ARGS='--server vllm' to compare with vLLM's own server
 #   make reference                  the pages of docs/reference that come from the code
-#   make mutants                    changes at random that tests should notice; SEED=... for others, after make mutants-map
+#   make mutants                    changes at random that tests should notice; SEED=... for others, after make mutants-watch
 #   make lint | bench | setup | lock
 #
 #   EXTRA=cuda      vLLM's CUDA build instead of the CPU one (kept from then on)
@@ -22,7 +22,7 @@ BIN := .venv/bin
 
 export PYTHON SLICE
 
-.PHONY: setup serve check test nightly lint format reference bench chaos soak families clients conformance lock mutants mutants-map
+.PHONY: setup serve check test nightly lint format reference bench chaos soak families clients conformance lock mutants mutants-watch
 
 setup:
 	@scripts/setup $(if $(EXTRA),--extra $(EXTRA))
@@ -78,5 +78,5 @@ lock: setup
 mutants: setup
 	@exec $(BIN)/python -m scripts.mutants run $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-mutants-map: setup
-	@exec $(BIN)/python -m scripts.mutants map $(if $(SEED),--seed $(SEED)) $(or $(ARGS),tests -n 2)
+mutants-watch: setup
+	@exec $(BIN)/python -m scripts.mutants watch $(if $(SEED),--seed $(SEED)) $(or $(ARGS),tests -n 2)

@@ -1,16 +1,14 @@
 """Changes that tests should notice: each is made in a copy of the project, and the tests that run its line are run.
 
-    python -m scripts.mutants map tests/unit tests/integration/bus     note which test runs which line (adds to the map)
-    python -m scripts.mutants map --seed 1 tests                       only for the files that seed 1 changes: quicker
-    python -m scripts.mutants run --seed 1                             make changes, and print which were noticed
+    python -m scripts.mutants watch --seed 1 tests     make no change, and note which tests run the lines (adds up)
+    python -m scripts.mutants run --seed 1             make the changes, and print which were noticed
 
 A change turns a condition round, adds one to a number or turns a boolean round, or deletes a call whose result is not
 used. Each is tried for three minutes at most, until the first test fails: those that run every day first, then, if none
-of them has noticed, the nightly ones for as long. Lines that run while a module is imported are
-no single test's: there, tests that import the module are run, nearest first.
+of them has noticed, the nightly ones for as long. Lines that run while a module is imported are no single test's:
+there, tests that import the module are run, nearest first.
 
-Processes that tests start are in the map as well, forks included, by the test that was running when they started. They
-serve other tests of its file, too, so all of the file is run. What SIGKILL ends is not in the map.
+Processes that tests start note their lines as well, for the test that runs at that moment.
 """
 
 from __future__ import annotations
@@ -25,38 +23,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from scripts import changes, lanes
+from scripts.in_processes.probes import PROBES
 from scripts.outcomes import Outcomes
 from scripts.timings import file_of
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "mutants"
-MAP = FOLDER / "map.coverage"
+"""Has a file for each seed: numbers of changes, and tests that run their lines."""
 PRODUCT = ("components", "dynamo_local", "state")
 WITHIN_S = 180.0
 EVERYDAY, NIGHTLY = "caught", "caught by a nightly test alone"
 """Verdicts: the tests that have noticed a change."""
-PHASES = (" (setup)", " (call)", " (teardown)")
-"""What $PYTEST_CURRENT_TEST has behind a node id."""
 SUITES = ("tests/unit", "tests/integration", "tests/e2e")
 """In the order in which they are run."""
-SETTINGS = """
-[run]
-parallel = true
-data_file = {data}
-context = ${{PYTEST_CURRENT_TEST-}}
-patch = _exit, execv, fork
-sigterm = true
-disable_warnings = no-data-collected, module-not-imported, module-not-measured
-include =
-    {include}
-"""
+HIT = "__import__('scripts.in_processes.probes').in_processes.probes.hit"
 LOGS = frozenset({"debug", "info", "warning", "error", "exception", "log"})
 """Calls that tests need not notice when they are gone."""
 
@@ -149,41 +136,35 @@ def draw(every: Sequence[Change], number: int, seed: int) -> list[Change]:
     return found[:number]
 
 
-class LineMap:
-    """Which tests run which lines, as `map` has noted it."""
-
-    def __init__(self, path: Path) -> None:
-        from coverage import CoverageData
-
-        self._data = CoverageData(str(path))
-        self._data.read()
-
-    def contexts(self, path: str, first: int, last: int) -> set[str]:
-        """Of lines of a file, those numbered included: node ids, those of started processes followed by ` (call)`."""
-        by_line = self._data.contexts_by_lineno(str(ROOT / path))
-        # A test that runs pytest has the names of those tests behind its own.
-        found = (context.partition("|")[0] for line in range(first, last + 1) for context in by_line.get(line, ()))
-        return {context for context in found if context}
+def probed(source: bytes, drawn: Mapping[int, Change]) -> bytes:
+    """Return a module in which each of its changes, by their numbers, is not made, and noted when it is run."""
+    grown: list[tuple[Change, int]] = []
+    # From the end, so that places stay; of those within each other, the inner one first.
+    for number, change in sorted(drawn.items(), key=lambda each: (-each[1].start, each[1].end)):
+        end = change.end + sum(more for inner, more in grown if inner.end <= change.end)
+        old, hit = source[change.start : end].decode(), f"{HIT}({number})"
+        text = f"{hit}; {old}" if change.kind == "call" else f"({hit} or ({old}))"
+        grown.append((change, len(text.encode()) - (end - change.start)))
+        source = source[: change.start] + text.encode() + source[end:]
+    return source
 
 
-def to_run(contexts: set[str]) -> set[str]:
-    """What to run: the tests themselves, and the files of those that have started processes."""
-    started = {context for context in contexts if context.endswith(PHASES)}
-    files = {file_of(context) for context in started}
-    return files | {context for context in contexts - started if file_of(context) not in files}
+def seen(path: Path) -> dict[int, set[str]]:
+    """Tests that have run the lines of changes, by number, as `watch` has noted them."""
+    found: dict[int, set[str]] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        number, _, test = line.partition(" ")
+        found.setdefault(int(number), set()).add(test)
+    return found
 
 
-def chosen(change: Change, lines: LineMap, texts: Mapping[str, str]) -> list[str]:
-    """Tests to run for a change, in their order."""
-    contexts = lines.contexts(change.path, change.first, change.last)
-    if contexts:
-        tests = sorted(to_run(contexts))
-    elif _runs_at_import(change, texts[change.path]):
-        tests = [path for path in changes.dependents([change.path], texts) if path.startswith(SUITES)]
-        tests = [path for path in tests if Path(path).name.startswith("test_")]
-    else:
-        tests = []
-    return tests
+def chosen(change: Change, tests: Iterable[str], texts: Mapping[str, str]) -> list[str]:
+    """Tests to run for a change, in their order. `tests`: those that were seen to run it."""
+    found = sorted(tests)
+    if not found and _runs_at_import(change, texts[change.path]):
+        found = [path for path in changes.dependents([change.path], texts) if path.startswith(SUITES)]
+        found = [path for path in found if Path(path).name.startswith("test_")]
+    return found
 
 
 def everyday_and_nightly(tests: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -206,6 +187,7 @@ class Copy:
     def __init__(self) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="mutants-")
         self.root = Path(self._temporary.name, "project")
+        self.notes = Path(self._temporary.name, "notes")
         self._clock = 1_000_000_000
 
     def __enter__(self) -> Copy:
@@ -292,33 +274,29 @@ def all_changes(texts: Mapping[str, str], under: Sequence[str] = PRODUCT) -> lis
     return [change for path in product for change in changes_of(path, texts[path].encode())]
 
 
-def make_map(arguments: Sequence[str], paths: Collection[str] = ()) -> int:
-    """Run tests and add to the map which lines they run, of these modules or else of all. Returns pytest's code."""
-    data = FOLDER / "data"
-    shutil.rmtree(data, ignore_errors=True)
-    data.mkdir(parents=True)
-    settings = FOLDER / "coveragerc"
-    include = "\n    ".join(str(ROOT / path) for path in paths or [f"{package}/*" for package in PRODUCT])
-    settings.write_text(SETTINGS.format(data=data / MAP.name, include=include))
-    # Without tests/imported.py, whose forks could not tell which test they are for.
-    command = [sys.executable, "-m", "pytest", "-p", "scripts.outcomes", *arguments]
-    environ = {**os.environ, "COVERAGE_PROCESS_START": str(settings)}
-    environ.pop("PYTEST_CURRENT_TEST", None)
-    code = subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode
-    combine = [sys.executable, "-m", "coverage", "combine", "--quiet", "--append", f"--data-file={MAP}", str(data)]
-    subprocess.run(combine, cwd=ROOT, check=True)
+def watch(drawn: Sequence[Change], notes: Path, arguments: Sequence[str]) -> int:
+    """Run tests in a copy with probes, and add to the notes which of them run the lines. Returns pytest's exit code."""
+    notes.parent.mkdir(parents=True, exist_ok=True)
+    with Copy() as copy:
+        for path in {change.path for change in drawn}:
+            here = {number: change for number, change in enumerate(drawn) if change.path == path}
+            copy.write(path, probed((ROOT / path).read_bytes(), here))
+        command = [sys.executable, "-m", "pytest", "-p", "scripts.outcomes", *arguments]
+        # Without tests/imported.py, whose forks could not tell which test they are for.
+        environ = {**os.environ, "PYTHONPATH": str(copy.root), PROBES: str(copy.notes)}
+        code = subprocess.run(command, cwd=copy.root, env=environ, check=False).returncode
+        with notes.open("a") as file:
+            file.write(copy.notes.read_text() if copy.notes.exists() else "")
     return code
 
 
-def run(options: argparse.Namespace) -> int:
-    lines = LineMap(MAP)
-    texts = changes.read_modules(ROOT)
-    every = all_changes(texts, options.under or PRODUCT)
+def run(drawn: Sequence[Change], notes: Path, options: argparse.Namespace) -> int:
+    tests, texts = seen(notes), changes.read_modules(ROOT)
     verdicts = []
     print("| change | verdict | tests | seconds | by |\n|---|---|---|---|---|")
     with Copy() as copy:
-        for change in draw(every, options.number, options.seed):
-            verdict = judge(copy, change, chosen(change, lines, texts))
+        for number, change in enumerate(drawn):
+            verdict = judge(copy, change, chosen(change, tests.get(number, ()), texts))
             verdicts.append(verdict)
             place = f"{verdict.path}:{verdict.line} `{verdict.change.replace('|', '/')}`"
             row = (place, verdict.verdict, verdict.tests, verdict.seconds, verdict.by or "")
@@ -333,22 +311,21 @@ def run(options: argparse.Namespace) -> int:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    maps = commands.add_parser("map", help="note which tests run which lines; other arguments are pytest's")
-    maps.add_argument("--seed", type=int, help="only of the files that `run` changes with this seed: much quicker")
+    commands.add_parser("watch", help="note which tests run which lines; other arguments are pytest's")
     runs = commands.add_parser("run", help="make changes, and see which are noticed")
-    runs.add_argument("--seed", type=int, default=0)
-    runs.add_argument("--under", action="append", metavar="FOLDER", help="change only what is there; may be repeated")
     runs.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts there, too")
-    for command in (maps, runs):
+    for command in commands.choices.values():
+        command.add_argument("--seed", type=int, default=0)
         command.add_argument("--number", type=int, default=20)
+        command.add_argument("--under", action="append", metavar="FOLDER", help="change only what is there; repeatable")
     options, rest = parser.parse_known_args(arguments)
-    if options.command == "map":
-        seeded = options.seed is not None
-        drawn = draw(all_changes(changes.read_modules(ROOT)), options.number, options.seed) if seeded else []
-        return make_map(rest, sorted({change.path for change in drawn}))
+    every = all_changes(changes.read_modules(ROOT), options.under or PRODUCT)
+    drawn, notes = draw(every, options.number, options.seed), FOLDER / f"seed{options.seed}.txt"
+    if options.command == "watch":
+        return watch(drawn, notes, rest)
     if rest:
         parser.error(f"unknown arguments: {' '.join(rest)}")
-    return run(options)
+    return run(drawn, notes, options)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from scripts.in_processes.probes import PROBES, begin_test
 from scripts.in_processes.sitecustomize import LEAST_S, note
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -97,20 +98,12 @@ class Stopwatch:
                 note("fixture", name=fixturedef.argname, scope=fixturedef.scope, seconds=seconds, cpu=cpu)
 
 
-class LineContexts:
-    """Has lines that run in a process with tests noted for the test that runs."""
+class Probes:
+    """Has lines that are run, here and in processes that are started, noted for the test that runs."""
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        from coverage import Coverage
-
-        measured = Coverage.current()
-        assert measured is not None
-        measured.switch_context(item.nodeid)
-        try:
-            return (yield)
-        finally:
-            measured.switch_context("")
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        begin_test(nodeid)
 
 
 def part_of(length: int, part: str) -> slice:
@@ -127,8 +120,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if "DYN_RECORD" in os.environ:
         config.pluginmanager.register(Stopwatch())
-    if "COVERAGE_PROCESS_START" in os.environ:
-        config.pluginmanager.register(LineContexts())
+    if PROBES in os.environ:
+        begin_test("")
+        config.pluginmanager.register(Probes())
     path = config.getoption("--outcomes")
     # Workers of pytest-xdist report to the process that started them.
     if path is not None and not hasattr(config, "workerinput"):

@@ -85,23 +85,27 @@ class BatchStore:
 
     def create(self, order: BatchOrder, file: StoredFile) -> Batch:
         """Store a batch of this input file. Raises StorageFullError, ItemAbsentError, StateError."""
-        under_way = sum(not batch.state.has_ended for batch in self.listed(order.owner))
-        if under_way >= self._limits.max_batches:
-            raise StorageFullError(
-                f"{under_way} batches are under way, at most {self._limits.max_batches} (setting max-batches)",
-                "wait for one to end, or cancel one",
-            )
         part = self._folder.begin()
         try:
             self._files.lend(file, part.path / _INPUT)
             replace_file(part.path / _STATE, msgspec.json.encode(BatchState()))
             replace_file(part.path / _ORDER, msgspec.json.encode(order))
-            self._folder.keep(part, order.id)
+            with self._folder.locked():
+                self._check_room(order.owner)
+                self._folder.keep(part, order.id)
         except BaseException:
             self._folder.drop(part)
             raise
         part.end()
         return Batch(order, BatchState())
+
+    def _check_room(self, owner: str) -> None:
+        under_way = sum(not batch.state.has_ended for batch in self.listed(owner))
+        if under_way >= self._limits.max_batches:
+            raise StorageFullError(
+                f"{under_way} batches are under way, at most {self._limits.max_batches} (setting max-batches)",
+                "wait for one to end, or cancel one",
+            )
 
     def find(self, owner: str | None, batch_id: str) -> Batch:
         """Return a batch of this owner; None: of any. Raises ItemAbsentError, StateError."""

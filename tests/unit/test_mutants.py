@@ -7,23 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from coverage import CoverageData
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts import changes, mutants
-from scripts.mutants import (
-    Change,
-    Copy,
-    LineMap,
-    changes_of,
-    chosen,
-    draw,
-    everyday_and_nightly,
-    judge,
-    make_map,
-    to_run,
-)
+from scripts.mutants import Change, Copy, changes_of, chosen, draw, everyday_and_nightly, judge, probed, seen, watch
 from scripts.run_tests import ROOT
 
 SOURCE = '''\
@@ -83,30 +71,25 @@ def test_changes_are_drawn_once_each_and_the_same_by_the_same_seed(number: int, 
         assert sum(change.kind == "call" for change in drawn) == 3
 
 
-def test_a_process_that_a_test_has_started_stands_for_its_whole_file() -> None:
-    contexts = {"tests/a.py::test_1[x (call)]", "tests/b.py::test_1 (setup)", "tests/b.py::test_2"}
-    assert to_run(contexts) == {"tests/a.py::test_1[x (call)]", "tests/b.py"}
-
-
-def test_tests_are_those_of_the_line_or_of_the_module_where_it_runs_at_import(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mutants, "ROOT", tmp_path)
-    data = CoverageData(str(tmp_path / "map"))
-    data.set_context("tests/integration/ray/test_ray_cluster.py::test_a")
-    data.add_lines({str(tmp_path / "state/a.py"): [4]})
-    data.set_context("tests/unit/test_a.py::test_b")
-    data.add_lines({str(tmp_path / "state/a.py"): [4]})
-    data.write()
-    lines = LineMap(tmp_path / "map")
+def test_tests_are_those_of_the_line_or_of_the_module_where_it_runs_at_import() -> None:
     texts = {"state/a.py": "LEAST = 1\n\ndef f():\n    return 2\n", "tests/unit/test_c.py": "import state.a"}
     constant, returned = changes_of("state/a.py", texts["state/a.py"].encode())
-    assert chosen(constant, lines, texts) == ["tests/unit/test_c.py"]
-    both = chosen(returned, lines, texts)
-    assert everyday_and_nightly(both) == (
+    assert chosen(constant, (), texts) == ["tests/unit/test_c.py"]
+    assert chosen(returned, (), texts) == []
+    both = {"tests/unit/test_a.py::test_b", "tests/integration/ray/test_ray_cluster.py::test_a"}
+    assert everyday_and_nightly(chosen(returned, both, texts)) == (
         ["tests/unit/test_a.py::test_b"],
         ["tests/integration/ray/test_ray_cluster.py::test_a"],
     )
+
+
+@pytest.mark.parametrize("path", ["dynamo_local/core/routing/ledger.py", "components/frontend/dispatcher.py"])
+def test_a_module_with_probes_is_python_and_has_all_of_them(path: str) -> None:
+    source = (ROOT / path).read_bytes()
+    every = dict(enumerate(changes_of(path, source)))
+    text = probed(source, every).decode()
+    ast.parse(text)
+    assert all(f"{mutants.HIT}({number})" in text for number in every)
 
 
 def test_of_a_file_the_nightly_tests_come_after_the_others() -> None:
@@ -145,8 +128,6 @@ def test_there():
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project of one module, of which one line is tested in its own process, one in another, and one not at all."""
     monkeypatch.setattr(mutants, "ROOT", tmp_path)
-    monkeypatch.setattr(mutants, "FOLDER", tmp_path / "build")
-    monkeypatch.setattr(mutants, "MAP", tmp_path / "build" / "map.coverage")
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     for name, text in {
@@ -163,17 +144,18 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_is_changed_in_any_process_is_noticed_by_the_tests_that_run_it(project: Path) -> None:
-    assert make_map(["tests/unit", "-q"]) == 0
-    lines = LineMap(mutants.MAP)
     texts = changes.read_modules(project)
     source = texts["state/a.py"].encode()
-    by_line = {change.first: change for change in changes_of("state/a.py", source)}
+    drawn = [*changes_of("state/a.py", source)]
+    notes = project / "build" / "notes"
+    assert watch(drawn, notes, ["tests/unit", "-q"]) == 0
+    tests = seen(notes)
     with Copy() as copy:
-        verdicts = [judge(copy, by_line[line], chosen(by_line[line], lines, texts)) for line in (4, 7, 10)]
+        verdicts = [
+            judge(copy, change, chosen(change, tests.get(number, ()), texts)) for number, change in enumerate(drawn)
+        ]
         # It is undone afterwards.
         assert (copy.root / "state/a.py").read_bytes() == source
-    assert [verdict.verdict for verdict in verdicts] == ["caught", "caught", "no test"]
-    assert [verdict.by for verdict in verdicts[:2]] == [
-        "tests/unit/test_a.py::test_here",
-        "tests/unit/test_a.py::test_there",
-    ]
+    by_line = {verdict.line: verdict for verdict in verdicts}
+    assert {line: verdict.verdict for line, verdict in by_line.items()} == {4: "caught", 7: "caught", 10: "no test"}
+    assert (by_line[4].by, by_line[7].by) == ("tests/unit/test_a.py::test_here", "tests/unit/test_a.py::test_there")

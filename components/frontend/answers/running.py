@@ -30,9 +30,6 @@ PassOn = App
 
 PATH = "/v1/responses"
 
-_END_S = 5.0
-"""Longest wait for a call of the application that was cancelled."""
-
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _UNKNOWN_MODEL_S = 120.0
 """Time for which the model of an answer may be unknown: after a restart, endpoints come one by one."""
@@ -155,8 +152,8 @@ class RunningAnswer:
         finally:
             interrupted.cancel()
             call.cancel()
-            await asyncio.wait({call}, timeout=_END_S)
-        cut = "" if not call.done() or call.cancelled() else _reason(call.exception())
+            await asyncio.wait({call})
+        cut = "" if call.cancelled() else _reason(call.exception())
         if sink.refusal is not None and not self._log.tokens:
             self._settle(sink)
         return self._why_failed(recording, sink, cut)

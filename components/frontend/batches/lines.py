@@ -80,7 +80,7 @@ def check_input(path: Path, checks: LineChecks, most_lines: int, most_bytes: int
     errors: list[LineError] = []
     total = 0
     for number, text in _numbered(path, most_bytes):
-        if len(text) > most_bytes:
+        if len(text.removesuffix(b"\n").removesuffix(b"\r")) > most_bytes:
             why = f"line {number}: it is longer than {most_bytes} bytes (setting max-body-bytes)"
             return total, (*errors, LineError("invalid_request", why, None, number))
         if text.isspace():
@@ -105,6 +105,6 @@ def check_input(path: Path, checks: LineChecks, most_lines: int, most_bytes: int
 def _numbered(path: Path, most_bytes: int) -> Iterator[tuple[int, bytes]]:
     with system_errors(f"cannot read {path}"), path.open("rb") as file:
         number = 0
-        while text := file.readline(most_bytes + 1):
+        while text := file.readline(most_bytes + len(b"\r\n")):
             number += 1
             yield number, text

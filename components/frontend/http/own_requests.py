@@ -16,6 +16,8 @@ from dynamo_local.core.http.priority import HEADER_KEY
 
 _log = logging.getLogger(__name__)
 
+_SCOPE_KEY = "dynamo.own"
+
 _FAULT = b'{"error":{"message":"Internal Server Error","type":"InternalServerError","param":null,"code":500}}'
 
 AGAIN = frozenset({408, 429, 502, 503, 504})
@@ -88,9 +90,15 @@ def own_scope(path: str, caller: Caller, headers: Iterable[tuple[bytes, bytes]])
         "client": None,
         "server": None,
         "state": {},
+        _SCOPE_KEY: True,
     }
     note_caller(scope, caller)
     return scope
+
+
+def is_own(scope: Scope) -> bool:
+    """Whether the frontend itself makes this request. Nobody leaves it then: it is cancelled."""
+    return _SCOPE_KEY in scope
 
 
 async def nothing_more() -> Event:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
@@ -10,6 +12,9 @@ from dynamo_local.core.errors import ConfigError
 _FILE = "file"
 _MOST_PARTS = 16
 _FIELD_BYTES = 1024
+
+# It warns of each form that it refuses, of which the client is told.
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 class UploadForm:

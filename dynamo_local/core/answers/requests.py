@@ -39,12 +39,13 @@ def is_kept(fields: Mapping[str, Any]) -> bool:
 
 def asking_fields(body: bytes) -> dict[str, Any] | None:
     """Return the fields of a request's body, if its answer is to be kept, or goes on from one that was."""
-    if not any(name in body for name in _ASKING):
-        return None
     try:
-        fields = read_fields(as_utf8(body))
+        body = as_utf8(body)
     except UnicodeDecodeError:
         return None
+    if not any(name in body for name in _ASKING):
+        return None
+    fields = read_fields(body)
     if isinstance(fields, Refusal):
         return None
     return fields if is_kept(fields) or fields.get(PREVIOUS) is not None else None

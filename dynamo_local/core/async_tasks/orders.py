@@ -9,6 +9,7 @@ import msgspec
 from dynamo_local.core.answers.requests import unfit_field
 from dynamo_local.core.async_tasks.callbacks import CallbackAuth, checked_auth, target_of
 from dynamo_local.core.errors import ConfigError
+from dynamo_local.core.http.json_text import as_utf8
 from dynamo_local.core.http.paths import ROUTES
 
 MODEL_ENDPOINT = "model_endpoint_id"
@@ -55,7 +56,7 @@ def order_of(body: bytes, endpoint: str | None) -> TaskOrder:
     """Return the order that a request stands for. `endpoint`: the one that its query names. Raises ConfigError, which
     names the field."""
     try:
-        asked = msgspec.json.decode(body, type=_Asked)
+        asked = msgspec.json.decode(as_utf8(body), type=_Asked)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ConfigError(f"the order of a task cannot be read: {error}") from error
     if asked.url is not None:

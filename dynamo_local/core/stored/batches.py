@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from dynamo_local.core.errors import ConfigError
+from dynamo_local.core.http.json_text import as_utf8
 from dynamo_local.core.stored.files import expiry_of
 
 BATCH_ID = re.compile(r"batch_[0-9a-f]{24}")
@@ -175,6 +176,11 @@ class Batch(msgspec.Struct, frozen=True):
         }
 
 
+class _Expiry(msgspec.Struct, forbid_unknown_fields=True):
+    anchor: str | None = None
+    seconds: int | None = None
+
+
 class _Asked(msgspec.Struct, forbid_unknown_fields=True):
     """The body of an order, as clients send it."""
 
@@ -182,18 +188,18 @@ class _Asked(msgspec.Struct, forbid_unknown_fields=True):
     endpoint: str
     completion_window: str
     metadata: dict[str, str] | None = None
-    output_expires_after: dict[str, Any] | None = None
+    output_expires_after: _Expiry | None = None
 
 
 def order_of(body: bytes, batch_id: str, owner: str, now: float) -> BatchOrder:
     """Return the order that a client's request stands for. Raises ConfigError."""
     try:
-        asked = msgspec.json.decode(body, type=_Asked)
+        asked = msgspec.json.decode(as_utf8(body), type=_Asked)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ConfigError(f"the order of a batch cannot be read: {error}") from error
     if asked.endpoint not in BATCH_ENDPOINTS:
         raise ConfigError(f"endpoint must be one of {', '.join(BATCH_ENDPOINTS)}, got {asked.endpoint[:60]!r}")
-    expires = asked.output_expires_after or {}
+    expires = asked.output_expires_after or _Expiry()
     return BatchOrder(
         batch_id,
         owner,
@@ -202,7 +208,7 @@ def order_of(body: bytes, batch_id: str, owner: str, now: float) -> BatchOrder:
         asked.completion_window,
         int(now),
         int(now) + _window_s(asked.completion_window),
-        expiry_of(expires.get("anchor"), expires.get("seconds")),
+        expiry_of(expires.anchor, expires.seconds),
         _checked(asked.metadata),
     )
 

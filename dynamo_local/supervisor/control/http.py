@@ -67,7 +67,8 @@ def _by_raw_path(app: ASGIApp) -> ASGIApp:
     """Have paths matched before they are decoded: a name in one may hold a slash."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await app({**scope, "path": scope["raw_path"].decode("latin-1")}, receive, send)
+        raw = scope.get("raw_path")
+        await app({**scope, "path": scope["path"] if raw is None else raw.decode("latin-1")}, receive, send)
 
     return answer
 

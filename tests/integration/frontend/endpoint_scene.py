@@ -43,14 +43,14 @@ from dynamo_local.engine.mocker.engine import MockerEngine
 from dynamo_local.engine.mocker.tokens import continuation
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.control.api import ControlApi, ControlSocket
-from dynamo_local.tasks import TaskGuard
+from dynamo_local.tasks import TaskGuard, unless
 from state.files import make_sockets, remove_run_directory, replace_file
 from state.paths import StatePaths
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import until
 from tests.integration.frontend.mocked_answers import FAST, asking_for
 from tests.integration.workers.worker_parts import Worker, context_of
-from tests.unit.frontend.asgi_driver import Answer, Backend, call, scope
+from tests.unit.frontend.asgi_driver import Answer, Backend, call, disconnected, scope
 
 _numbers = itertools.count(1)
 
@@ -97,6 +97,9 @@ class EchoApplication:
             await send({"type": "http.response.start", "status": 400, "headers": []})
             await send({"type": "http.response.body", "body": b"max_tokens must be at least 1"})
             return
+        await unless(disconnected(receive), self._answer(fields, send))
+
+    async def _answer(self, fields: Mapping[str, Any], send: Send) -> None:
         name = f"r{next(_numbers)}"
         answers = self._answers[name] = asyncio.Queue()
         tokens = fields["max_tokens"]

@@ -14,6 +14,7 @@ from components.frontend.http.models import ModelEntry, ModelTable
 from dynamo_local.core.http.asgi import App, Event, Receive, Scope, Send
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.bounds.limits import LIMITED
+from dynamo_local.tasks import unless
 
 LIMITS = AdmissionLimits(max_body_bytes=1000, max_requests=4, hold_timeout_s=0)
 
@@ -94,9 +95,18 @@ async def call(
     return answer
 
 
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 @dataclass
 class Backend:
-    """The application behind the gate: reads its request, notes it as submitted, and answers when it may."""
+    """The application behind the gate: reads its request, notes it as submitted, and answers when it may.
+
+    As vLLM's does, it answers `null` to a client that has gone before.
+    """
 
     requests: list[tuple[str, str, bytes]] = field(default_factory=list)
     after_body: list[str] = field(default_factory=list)
@@ -129,9 +139,15 @@ class Backend:
             self.entered.release()
             submitted.set()
 
-        submit_in_turn(submit)
-        await submitted.wait()
-        await self.open.wait()
+        async def wait() -> None:
+            submit_in_turn(submit)
+            await submitted.wait()
+            await self.open.wait()
+
+        if not await unless(disconnected(receive), wait()):
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"null"})
+            return
         if self.fails:
             raise RuntimeError("the server behind fails")
         status, kind, content = self.answers

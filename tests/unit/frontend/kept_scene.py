@@ -26,10 +26,10 @@ from dynamo_local.core.ports import Request
 from dynamo_local.core.request.fidelity import Fidelity, Survival
 from dynamo_local.core.usage.records import UsageRecord
 from dynamo_local.core.usage.tally import Tally
-from dynamo_local.tasks import TaskGuard
+from dynamo_local.tasks import TaskGuard, unless
 from state.answers.folder import AnswerFolder
 from state.paths import StatePaths
-from tests.unit.frontend.asgi_driver import Answer, call, scope
+from tests.unit.frontend.asgi_driver import Answer, call, disconnected, scope
 from tests.unit.state.answers.disks import FullDisk
 
 TEXT = "abcdefghij"
@@ -77,8 +77,8 @@ class Application:
             return
         headers = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._answer(fields, send, tally_of(asked))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        if await unless(disconnected(receive), self._answer(fields, send, tally_of(asked))):
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _answer(self, fields: dict[str, Any], send: Send, tally: Tally) -> None:
         answer, item = fields["request_id"], f"msg_{next(self._ids)}"

@@ -26,10 +26,11 @@ from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.bounds.limits import NEVER
 from dynamo_local.core.http.paths import TASKS
+from dynamo_local.tasks import unless
 from state.async_tasks.secret import callback_secret
 from state.async_tasks.store import TaskStore
 from state.paths import StatePaths
-from tests.unit.frontend.asgi_driver import call, scope
+from tests.unit.frontend.asgi_driver import call, disconnected, scope
 from tests.unit.frontend.kept_scene import until
 from tests.unit.state.answers.disks import FullDisk
 
@@ -54,6 +55,9 @@ class Model:
 
     async def __call__(self, asked: Scope, receive: Receive, send: Send) -> None:
         fields = json.loads((await receive())["body"])
+        await unless(disconnected(receive), self._answer(fields, asked, send))
+
+    async def _answer(self, fields: dict[str, Any], asked: Scope, send: Send) -> None:
         prompt = fields.get("prompt") or fields.get("input") or fields["messages"][0]["content"]
         self.asked[prompt] += 1
         self.order.append(prompt)

@@ -27,11 +27,12 @@ from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.paths import BATCHES, FILES
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.stored.batches import BatchLimits
+from dynamo_local.tasks import unless
 from state.paths import StatePaths
 from state.stored.batches import BatchStore
 from state.stored.files import FileDescription, FileStore
 from tests.integration.fleet_of_fakes import until
-from tests.unit.frontend.asgi_driver import call, scope
+from tests.unit.frontend.asgi_driver import call, disconnected, scope
 
 LIMITS = BatchLimits(max_batch_lines=50, max_batches=3, max_batch_requests=8)
 USAGE = {"prompt_tokens": 2, "completion_tokens": 1}
@@ -52,6 +53,9 @@ class Model:
 
     async def __call__(self, asked: Scope, receive: Receive, send: Send) -> None:
         prompt = json.loads((await receive())["body"])["prompt"]
+        await unless(disconnected(receive), self._answer(prompt, asked, send))
+
+    async def _answer(self, prompt: str, asked: Scope, send: Send) -> None:
         self.asked[prompt] += 1
         self.priorities.update(value for name, value in asked["headers"] if name == b"x-vllm-priority")
         if prompt == self.stops_at:
@@ -180,6 +184,11 @@ def line(prompt: str, **changes: Any) -> dict[str, Any]:
     return {"custom_id": f"id {prompt}", "method": "POST", "url": "/v1/completions", "body": body} | changes
 
 
+def long_line(size: int) -> bytes:
+    """A line of so many bytes."""
+    return json.dumps(line("x", filler="x" * (size - len(json.dumps(line("x", filler="")))))).encode()
+
+
 def lines(number: int) -> list[dict[str, Any]]:
     return [line(str(n)) for n in range(number)]
 
@@ -231,7 +240,9 @@ async def test_a_life_of_a_batch(frontend: Frontend, model: Model) -> None:
             for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32")
         ),
         (b"".join(json.dumps(each).encode() + b"\n" for each in lines(51)), "too_many_lines", 51, None),
-        (json.dumps(line("x" * 10_001)).encode(), "invalid_request", 1, None),
+        (long_line(10_001), "invalid_request", 1, None),
+        (long_line(10_001) + b"\r\n", "invalid_request", 1, None),
+        (long_line(10_000) + b"\r\r\n", "invalid_request", 1, None),
         (json.dumps(line("x", body={"model": "x", "prompt": "x"})).encode(), "model_not_found", 1, "body.model"),
         (json.dumps(line("x", body={"model": "m", "n": 99})).encode(), "invalid_request", 1, "body.n"),
         (b'\n{"custom_id":"a","method":"POST","url":"/v1/x","body":{}}', "invalid_url", 2, "url"),
@@ -246,6 +257,15 @@ async def test_a_wrong_input_fails_the_batch_and_tells_the_line(
     (error,) = batch["errors"]["data"]
     assert (error["code"], error["line"], error["param"]) == (code, number, param)
     assert not model.asked
+
+
+async def test_an_input_at_its_bounds_is_run(frontend: Frontend, model: Model) -> None:
+    text = b"".join(json.dumps(each).encode() + b"\n" for each in lines(48))
+    text += long_line(10_000) + b"\r\n" + long_line(10_000).replace(b"id x", b"id y") + b"\n"
+    made = await frontend.ask("POST", "/v1/batches", ordered(frontend.upload(text)))
+    async with frontend.running():
+        batch = await frontend.until(made["id"], "completed")
+    assert batch["request_counts"] == {"total": 50, "completed": 50, "failed": 0}
 
 
 async def test_one_model_is_as_many_to_a_line_for_a_model_that_is_not_there(frontend: Frontend, model: Model) -> None:
@@ -288,9 +308,9 @@ async def test_an_order_that_cannot_be_is_refused_at_once(frontend: Frontend) ->
         refused = await frontend.ask("POST", "/v1/batches", ordered(file_id) | changes)
         assert refused["http"] == 400
         assert message in refused["error"]["message"]
-    for _ in range(LIMITS.max_batches):
-        assert (await frontend.ask("POST", "/v1/batches", ordered(file_id)))["http"] == 200
-    assert (await frontend.ask("POST", "/v1/batches", ordered(file_id)))["http"] == 507
+    # Those that come at the same time as well.
+    made = await asyncio.gather(*(frontend.ask("POST", "/v1/batches", ordered(file_id)) for _ in range(8)))
+    assert Counter(each["http"] for each in made) == {200: LIMITS.max_batches, 507: 8 - LIMITS.max_batches}
     assert (await frontend.ask("GET", "/v1/batches/batch_x"))["http"] == 404
 
 

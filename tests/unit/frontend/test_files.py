@@ -80,6 +80,12 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
+async def test_a_file_may_be_as_large_as_the_bound_says(files: Files) -> None:
+    expires = ('name="expires_after[seconds]"', "", b"2592000")
+    stored = await files.upload(PURPOSE, EXPIRES, expires, ('name="file"', "", b"1" * LIMITS.max_file_bytes))
+    assert (stored.status, json.loads(stored.body)["bytes"]) == (200, LIMITS.max_file_bytes)
+
+
 @pytest.mark.parametrize("pieces", [1, 7, 1000])
 async def test_a_file_comes_back_as_it_was_sent(files: Files, pieces: int) -> None:
     # Parts in either order, and cut anywhere.
@@ -146,6 +152,30 @@ async def test_what_is_refused_leaves_nothing(
     assert refused.status == status
     assert message in refused.error["message"]
     assert files.left() == []
+
+
+GARBAGE = [
+    b"",
+    b"\xff\xfe" + bytes(range(256)),
+    form(PURPOSE, FILE).replace(b"--edge\r", b"--other\r"),
+    form(PURPOSE, FILE).replace(b"\r\n", b"\n"),
+    form(PURPOSE, FILE).replace(b"Content-Disposition", b"Content\0Disposition"),
+    form(PURPOSE, FILE).replace(b"Content-Disposition:", b":"),
+    form(PURPOSE, FILE).replace(b"name=", b"name*=utf-16''"),
+    b"--edge\r\n" + b"a" * 100_000,
+    b"--edge\r\n" + b"a: b\r\n" * 1000,
+]
+
+
+@pytest.mark.parametrize("body", GARBAGE, ids=range(len(GARBAGE)))
+async def test_a_form_that_is_none_is_refused_and_not_logged(
+    files: Files, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    for kind in ("edge", '"edge', "e" * 300, "edge; boundary*=x", ""):
+        headers = [("content-type", f"multipart/form-data; boundary={kind}")]
+        answer = await call(files.gate, scope("/v1/files", headers=headers), [body])
+        assert (answer.status, answer.error["type"]) == (400, "BadRequestError")
+    assert (caplog.records, files.left()) == ([], [])
 
 
 async def test_an_upload_that_breaks_off_leaves_nothing(files: Files) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from components.frontend.http.body import ClientGoneError
 from components.frontend.http.callers import caller_of
-from components.frontend.http.generations.calls import EarlyCall
+from components.frontend.http.generations.calls import EarlyCall, pass_on
 from components.frontend.http.generations.exchange import Exchange, GenerationRequest
 from components.frontend.http.generations.held import EarlyAnswer, watched
 from components.frontend.http.generations.room import busy, has_room, not_held, refusal_of
@@ -129,7 +129,7 @@ class Generations:
         try:
             assert entry.app is not None, "a model without an application is not ready"
             with exchange.early.commented(lambda: _FIRST_TOKEN):
-                await entry.app(exchange.request.scope, exchange.receive(), exchange.send())
+                await pass_on(entry.app, exchange.request.scope, exchange.receive(), exchange.send())
         finally:
             entry.leave(entered.sequences, exchange.request.priority, exchange.request.key)
 
@@ -171,7 +171,7 @@ class Generations:
         try:
             with exchange.early.commented(lambda: _FIRST_TOKEN):
                 call.go_on()
-                await call.task
+                await call.answered()
         finally:
             await call.end()
             entered.entry.leave(entered.sequences, exchange.request.priority, exchange.request.key)

@@ -97,8 +97,7 @@ class EndpointClient:
 
     def _do(self, operation: Operation, name: str, fields: dict[str, Any] | None = None) -> Any:
         # An empty name would lead to another path.
-        names = {"name": check_endpoint(name)} if "{name}" in operation.path else {}
-        return self.server.do(operation, fields, **names)
+        return self.server.do(operation, fields, name=check_endpoint(name) if operation.names else "")
 
     def _pause(self, deadline: float) -> None:
         time.sleep(max(0.0, min(self.look_every_s, deadline - time.monotonic())))

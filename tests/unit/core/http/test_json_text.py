@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -11,8 +12,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo_local.control.operations import fields_of
+from dynamo_local.core.answers.requests import asking_fields
+from dynamo_local.core.async_tasks import orders
+from dynamo_local.core.errors import ConfigError
+from dynamo_local.core.http.bounds.admission import Refusal
 from dynamo_local.core.http.json_text import as_line, as_utf8, boolean, whole_number
+from dynamo_local.core.stored import batches
 
+DOORS: Mapping[str, Callable[[bytes], Any]] = {
+    "batches": lambda body: batches.order_of(body, "batch_1", "alice", 1000.0),
+    "tasks": lambda body: orders.order_of(body, "chat"),
+    "answers that are kept": asking_fields,
+    "the control API": fields_of,
+}
+ORDER: Mapping[str, Any] = {
+    "batches": {"input_file_id": "\u00e9", "endpoint": "/v1/completions", "completion_window": "24h"},
+    "tasks": {"args": {"prompt": "\u00e9"}},
+}
 ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"]
 
 
@@ -21,6 +38,22 @@ ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32",
 def test_every_encoding_of_json_becomes_utf_8(encoding: str, content: dict[str, Any]) -> None:
     text = json.dumps(content, ensure_ascii=False)
     assert as_utf8(text.encode(encoding)) == text.encode()
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("door", DOORS)
+def test_every_door_reads_every_encoding(door: str, encoding: str) -> None:
+    text = json.dumps(ORDER.get(door, {"background": True, "input": "\u00e9"}), ensure_ascii=False)
+    read = DOORS[door](text.encode())
+    assert not isinstance(read, Refusal | None)
+    assert DOORS[door](text.encode(encoding)) == read
+
+
+@pytest.mark.parametrize("door", ["batches", "tasks"])
+def test_bytes_that_are_no_text_are_told(door: str) -> None:
+    for body in (b"\xff\xfe{", b'{"\xff": 1}', b"\0\0\0", b""):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            DOORS[door](body)
 
 
 @given(st.binary(max_size=40))

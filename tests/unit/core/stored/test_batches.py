@@ -28,6 +28,14 @@ ID = "batch_" + "0" * 24
 ASKED = {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"}
 
 
+EXPIRES: dict[str, Any] = {"anchor": "created_at", "seconds": 7200}
+OUT_OF_RANGE: list[Any] = [3599, 2592001, -3600, 0, 10**30, None]
+NO_NUMBERS: list[Any] = ["7200", True, 7200.5, [7200], {}]
+NO_TEXTS: list[Any] = [7, True, ["created_at"], {}]
+WRONG_ANCHORS: list[Any] = ["", "last_active_at", None]
+NO_OBJECTS: list[Any] = [7200, "created_at", [], True]
+
+
 def ordered(**changes: Any) -> BatchOrder:
     return order_of(json.dumps(ASKED | changes).encode(), ID, "alice", 1000.5)
 
@@ -53,7 +61,15 @@ def test_an_order_says_what_is_wanted() -> None:
         ({"metadata": {str(n): "" for n in range(17)}}, "at most 16 entries"),
         ({"metadata": {"a": "b" * 513}}, "values 512"),
         ({"metadata": {"wake": "perhaps"}}, "wake in metadata"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "3600 to 2592000"),
+        ({"completion_window": "721h"}, "completion_window must be from 1h to 30d"),
+        ({"metadata": {"k" * 65: ""}}, "at most 64 characters"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        *(({"output_expires_after": EXPIRES | {"seconds": value}}, "3600 to 2592000") for value in OUT_OF_RANGE),
+        *(({"output_expires_after": EXPIRES | {"seconds": value}}, r"expires_after\.seconds") for value in NO_NUMBERS),
+        *(({"output_expires_after": EXPIRES | {"anchor": value}}, r"expires_after\.anchor") for value in NO_TEXTS),
+        *(({"output_expires_after": EXPIRES | {"anchor": value}}, "must be created_at") for value in WRONG_ANCHORS),
+        *(({"output_expires_after": value}, "output_expires_after") for value in NO_OBJECTS),
+        ({"output_expires_after": {"anchor": "created_at", "second": 7200}}, "unknown field `second`"),
         ({"more": 1}, "unknown field `more`"),
         ({"input_file_id": 7}, "input_file_id"),
     ],
@@ -61,6 +77,17 @@ def test_an_order_says_what_is_wanted() -> None:
 def test_a_wrong_order_is_told_by_its_field(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ordered(**changes)
+
+
+def test_bounds_of_an_order_belong_to_what_may_be() -> None:
+    metadata = {f"{n:064}": "v" * 512 for n in range(16)}
+    assert ordered(metadata=metadata).metadata == metadata
+    for window, seconds in (("1h", 3600), ("720h", 2592000), ("1d", 86400), ("30d", 2592000)):
+        assert ordered(completion_window=window).expires_at == 1000 + seconds
+    for seconds in (3600, 2592000):
+        expires = {"anchor": "created_at", "seconds": seconds}
+        assert ordered(output_expires_after=expires).output_expires_after_s == seconds
+    assert ordered(output_expires_after=None).output_expires_after_s == 2592000
 
 
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "x"}}

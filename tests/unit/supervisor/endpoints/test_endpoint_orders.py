@@ -23,6 +23,7 @@ from dynamo_local.core.http.paths import route_of
 from dynamo_local.core.messages.endpoints import AdapterOrdered, EndpointStatus, EndpointView, shown, view_of
 from dynamo_local.core.messages.events import Event
 from dynamo_local.supervisor.control.api import ControlApi
+from dynamo_local.supervisor.control.http import application
 from dynamo_local.supervisor.endpoints.adapters import AdapterFolders
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
 from dynamo_local.supervisor.endpoints.orders import Orders
@@ -93,11 +94,12 @@ class Office:
         )
         self.api = ControlApi()
         self.api.take(orders.handlers)
+        self.app = application(self.api)
 
     async def ask(self, method: str, path: str, body: str | bytes = b"", query: str = "", by: str = "") -> Answer:
         headers = [("x-dynamo-key", by)] if by else []
         asked = scope(path, method, headers, query_string=query.encode())
-        return await call(self.api.app, asked, [body.encode() if isinstance(body, str) else body])
+        return await call(self.app, asked, [body.encode() if isinstance(body, str) else body])
 
     def run_of(self, name: str) -> Run | None:
         return self.runs.get(name)
