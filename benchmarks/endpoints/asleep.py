@@ -12,10 +12,10 @@ from typing import Any
 
 from benchmarks.endpoints.mockers import mocker
 from benchmarks.harness.servers import NAMESPACE, Server, ServerError, running, start_endpoints
-from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.core.messages.endpoints import EndpointOrder, EndpointsAnswer, EndpointView, ListEndpoints
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import LIST_ENDPOINTS, Operation
+from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.messages.events import Event
-from dynamo_local.core.subjects import Subjects
 from dynamo_local.load.client import Client
 from dynamo_local.load.http.endpoint import Asking
 from dynamo_local.supervisor.server.reports.event_log import EventReader
@@ -44,11 +44,12 @@ def sleeper(name: str, **fields: Any) -> dict[str, Any]:
 class Sleepers:
     """The endpoints that wake, while their server runs."""
 
-    def __init__(self, server: Server, bus: Bus) -> None:
+    def __init__(self, server: Server) -> None:
         assert server.state_root is not None
+        paths = StatePaths(server.state_root, NAMESPACE)
         self.server = server
-        self._bus = bus
-        self._events = EventReader(StatePaths(server.state_root, NAMESPACE).events_file)
+        self._control = ControlClient(paths)
+        self._events = EventReader(paths.events_file)
 
     def events(self) -> list[Event]:
         """The events since the last call."""
@@ -59,23 +60,23 @@ class Sleepers:
         asking = Asking(name, is_chat=False, ignore_eos=True, extra={"temperature": 0})
         return Client(self.server.endpoint, asking, timeout_s=_TIMEOUT_S)
 
-    async def order(self, order: EndpointOrder) -> tuple[EndpointView, ...]:
+    async def order(self, operation: Operation, fields: Any = None, name: str = "") -> Any:
         """Give an order, or ask. Raises ServerError if it is refused."""
-        subject = Subjects(NAMESPACE).endpoints
-        answer = await self._bus.ask(subject, order, EndpointsAnswer, timeout_s=_ORDER_S)
-        if answer.refused is not None:
-            raise ServerError(f"{order} is refused: {answer.refused.cause}")
-        return answer.endpoints
+        try:
+            return await asyncio.to_thread(self._control.do, operation, fields, timeout_s=_ORDER_S, name=name)
+        except DynamoError as error:
+            raise ServerError(f"{operation.name} is refused: {error}") from error
 
     async def until(self, name: str | None, *states: str) -> None:
         """Wait until that endpoint is in one of these states; None: until all are. Raises ServerError."""
         deadline = time.monotonic() + _STATE_WITHIN_S
         while True:
-            found = await self.order(ListEndpoints(name))
-            if {view.status.state for view in found} <= set(states):
+            listed = [one for one in (await self.order(LIST_ENDPOINTS))["data"] if name in (None, one["name"])]
+            found = {one["name"]: one["status"]["state"] for one in listed}
+            if set(found.values()) <= set(states):
                 return
             if self.server.popen.poll() is not None or time.monotonic() > deadline:
-                told = ", ".join(f"{view.spec.name} is {view.status.state}" for view in found)
+                told = ", ".join(f"{each} is {state}" for each, state in found.items())
                 raise ServerError(f"{told}, not {' or '.join(states)}:\n{self.server.last_lines()}")
             await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -87,12 +88,6 @@ async def sleeping(specs: Sequence[Mapping[str, Any]], options: Sequence[str] = 
         server = start_endpoints(Path(scratch), specs, options)
         async with running(server):
             await server.ready()
-            assert server.state_root is not None
-            address = BusAddress.load(StatePaths(server.state_root, NAMESPACE).bus_file)
-            bus = await Bus.connect(address, name="benchmark", deadline_s=60.0)
-            try:
-                sleepers = Sleepers(server, bus)
-                await sleepers.until(None, "asleep")
-                yield sleepers
-            finally:
-                await bus.close()
+            sleepers = Sleepers(server)
+            await sleepers.until(None, "asleep")
+            yield sleepers

@@ -9,7 +9,7 @@ import msgspec
 from benchmarks.endpoints.asleep import Sleepers, sleeper, sleeping
 from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.spread import median
-from dynamo_local.core.messages.endpoints import ScaleEndpoint
+from dynamo_local.control.operations import SCALE_ENDPOINT
 
 NAME = "chat"
 _TOKENS = 8
@@ -34,7 +34,7 @@ async def measure(rounds: int, requests: int) -> Figures:
         for _ in range(rounds):
             found.append(await _round(sleepers, requests))
             progress(f"{found[-1].answered} of {requests} answered by {found[-1].starts} starts")
-            await sleepers.order(ScaleEndpoint(NAME, 0))
+            await sleepers.order(SCALE_ENDPOINT, {"workers": 0}, name=NAME)
             await sleepers.until(NAME, "asleep")
     _show(found)
     return {"rounds": [msgspec.to_builtins(one) for one in found]}

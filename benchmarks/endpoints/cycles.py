@@ -16,7 +16,7 @@ from benchmarks.harness.presences import PresenceLog
 from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.servers import ServerError
 from benchmarks.harness.spread import median, quantile
-from dynamo_local.core.messages.endpoints import ParkEndpoint
+from dynamo_local.control.operations import PARK_ENDPOINT
 from dynamo_local.core.names import Revision
 
 NAME = "chat"
@@ -43,7 +43,7 @@ async def measure(cycles: int) -> Figures:
     async with sleeping([sleeper(NAME)]) as sleepers, PresenceLog(sleepers.server, str(Revision(NAME, 1))) as presences:
         right = await _ask(sleepers, 0)
         for number in range(1, cycles + 1):
-            await sleepers.order(ParkEndpoint(NAME))
+            await sleepers.order(PARK_ENDPOINT, name=NAME)
             await sleepers.until(NAME, "parked")
             if number == 1 or number % max(1, cycles // _LOOKS) == 0:
                 looks.append(_look(sleepers, number))

@@ -22,19 +22,20 @@ from typing import Any
 
 from benchmarks.harness.report import Figures, progress, save, table
 from benchmarks.harness.servers import NAMESPACE, Server, ServerError, running, start_endpoints
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.errors import status_of
+from dynamo_local.control.operations import (
+    CREATE_ENDPOINT,
+    DELETE_ENDPOINT,
+    LIST_ENDPOINTS,
+    SCALE_ENDPOINT,
+    UPDATE_ENDPOINT,
+    Operation,
+)
 from dynamo_local.core.endpoints.checks import changed_spec, read_spec
 from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.core.errors import BusError, DecodeError, DynamoError
-from dynamo_local.core.messages.endpoints import (
-    CreateEndpoint,
-    DeleteEndpoint,
-    EndpointsAnswer,
-    ListEndpoints,
-    ScaleEndpoint,
-    UpdateEndpoint,
-)
-from dynamo_local.core.subjects import Subjects
+from dynamo_local.core.errors import DynamoError, UsageError
+from dynamo_local.core.messages.endpoints import view_of
 from state.endpoints.registry import read_registry
 from state.machine.processes import ProcFs
 from state.paths import StatePaths
@@ -61,7 +62,6 @@ class Orders:
     random: random.Random
     expected: dict[str, EndpointSpec] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
-    bus: Bus | None = None
 
     @property
     def paths(self) -> StatePaths:
@@ -77,32 +77,34 @@ class Orders:
             self._kill_worker()
             return
         order, after = self._order(kind)
-        answer = await self._ask(order)
-        if answer.refused is None:
+        try:
+            await self._ask(*order)
+        except UsageError as error:
+            self.counts[f"{kind}, refused {status_of(error)}"] += 1
+        else:
             self.expected = after
-        self.counts[kind if answer.refused is None else f"{kind}, refused {answer.refused.status}"] += 1
+            self.counts[kind] += 1
 
-    def _order(self, kind: str) -> tuple[Any, dict[str, EndpointSpec]]:
+    def _order(self, kind: str) -> tuple[tuple[Operation, str, Any], dict[str, EndpointSpec]]:
         """An order, and the endpoints that there are to be if it is taken."""
         name = self.random.choice(_NAMES)
         known = self.expected.get(name)
         if kind == "create":
             fields = {"name": name, "model": "random", "engine": "mocker", "max_workers": self.random.randint(1, 2)}
-            return CreateEndpoint(fields), {**self.expected, name: read_spec(fields)}
+            return (CREATE_ENDPOINT, name, fields), {**self.expected, name: read_spec(fields)}
         if kind == "update":
             changes: dict[str, Any] = {"args": {"seed": self.random.randrange(10**6)}}
             if self.random.random() < 0.3:
                 changes = {"max_workers": self.random.randint(1, 2)}
             after = {} if known is None else {name: changed_spec(known, changes)}
-            return UpdateEndpoint(name, changes), {**self.expected, **after}
+            return (UPDATE_ENDPOINT, name, changes), {**self.expected, **after}
         if kind == "scale":
-            return ScaleEndpoint(name, self.random.randint(1, 2)), self.expected
-        return DeleteEndpoint(name), {other: spec for other, spec in self.expected.items() if other != name}
+            return (SCALE_ENDPOINT, name, {"workers": self.random.randint(1, 2)}), self.expected
+        return (DELETE_ENDPOINT, name, None), {other: spec for other, spec in self.expected.items() if other != name}
 
-    async def _ask(self, order: Any) -> EndpointsAnswer:
-        if self.bus is None:
-            self.bus = await Bus.connect(BusAddress.load(self.paths.bus_file), name="orders")
-        return await self.bus.ask(Subjects(NAMESPACE).endpoints, order, EndpointsAnswer, timeout_s=_ANSWER_S)
+    async def _ask(self, operation: Operation, name: str = "", fields: Any = None) -> Any:
+        ask = ControlClient(self.paths).do
+        return await asyncio.to_thread(ask, operation, fields, timeout_s=_ANSWER_S, name=name)
 
     def _kill_worker(self) -> None:
         workers = [c.pid for c in self._state().components.values() if c.watcher.revision and c.pid is not None]
@@ -114,16 +116,14 @@ class Orders:
     async def _kill_server_under_an_order(self) -> None:
         """Kill `dynamo serve` at any moment of an order, and start the next one in its place."""
         order, after = self._order(self.random.choice(("create", "update", "delete")))
-        asking = asyncio.create_task(self._ask(order))
+        asking = asyncio.create_task(self._ask(*order))
         await asyncio.sleep(self.random.random() * 0.02)
         # Not its child processes: these notice it by themselves.
         self.server.popen.kill()
         await asyncio.to_thread(self.server.popen.wait)
-        asking.cancel()
-        with contextlib.suppress(asyncio.CancelledError, BusError, DecodeError):
-            answer = await asking
-            self.expected = after if answer.refused is None else self.expected
-        await self.close()
+        with contextlib.suppress(DynamoError):
+            await asking
+            self.expected = after
         found = self._registered()
         if found not in (self.expected, after):
             raise ServerError(f"an order that was broken off is half done: {found}")
@@ -139,18 +139,11 @@ class Orders:
         async with asyncio.timeout(_SETTLED_WITHIN_S):
             while True:
                 with contextlib.suppress(DynamoError):
-                    await self._ask(ListEndpoints())
+                    await self._ask(LIST_ENDPOINTS)
                     return
                 if self.server.popen.poll() is not None:
                     raise ServerError(f"the server ended:\n{self.server.last_lines()}")
-                await self.close()
                 await asyncio.sleep(_POLL_S)
-
-    async def close(self) -> None:
-        """Give no more orders for now."""
-        bus, self.bus = self.bus, None
-        if bus is not None:
-            await bus.close()
 
     async def settled(self) -> float:
         """Wait until the server has what was ordered. Returns the seconds that took. Raises ServerError."""
@@ -163,14 +156,12 @@ class Orders:
 
     async def delete_all(self) -> None:
         for name in tuple(self.expected):
-            answer = await self._ask(DeleteEndpoint(name))
-            if answer.refused is not None:
-                raise ServerError(f"{name} cannot be deleted: {answer.refused.cause}")
+            await self._ask(DELETE_ENDPOINT, name)
         self.expected = {}
 
     async def _differences(self) -> list[str]:
         """What is not as it was ordered."""
-        views = (await self._ask(ListEndpoints())).endpoints
+        views = [view_of(content) for content in (await self._ask(LIST_ENDPOINTS))["data"]]
         wrong = [f"{v.spec.name} is {v.status.state}: {v.status.reason}" for v in views if v.status.state != "ready"]
         if self._registered() != self.expected or {v.spec.name for v in views} != set(self.expected):
             wrong.append(f"the registry has {sorted(self._registered())}, ordered were {sorted(self.expected)}")
@@ -224,19 +215,16 @@ async def run(arguments: argparse.Namespace) -> Figures:
         async with running(server):
             await server_is_up(server)
             orders = Orders(server, Path(scratch), random.Random(arguments.seed))
-            try:
-                await orders.reachable()
-                for each in range(number):
-                    await orders.give(each)
-                    if each % 50 == 49:
-                        progress(f"{each + 1} of {number} orders")
-                took_s = time.monotonic() - begun
-                settled_s = await orders.settled()
-                progress(f"as ordered after {settled_s:.1f} s: {', '.join(orders.expected) or 'no endpoint'}")
-                await orders.delete_all()
-                emptied_s = await orders.settled()
-            finally:
-                await orders.close()
+            await orders.reachable()
+            for each in range(number):
+                await orders.give(each)
+                if each % 50 == 49:
+                    progress(f"{each + 1} of {number} orders")
+            took_s = time.monotonic() - begun
+            settled_s = await orders.settled()
+            progress(f"as ordered after {settled_s:.1f} s: {', '.join(orders.expected) or 'no endpoint'}")
+            await orders.delete_all()
+            emptied_s = await orders.settled()
     figures: Figures = {
         "orders": dict(sorted(orders.counts.items())),
         "seconds": took_s,

@@ -22,10 +22,9 @@ from components.frontend.async_tasks.running import Surroundings as TaskSurround
 from components.frontend.batches.keeper import BatchKeeper
 from components.frontend.endpoints.board import BoardWatch
 from components.frontend.endpoints.model import Application, ModelPlan, ModelScope, ServedModel
-from components.frontend.endpoints.orders import RestOrders
 from components.frontend.endpoints.revision import FrontendIdentity
 from components.frontend.endpoints.served_models import ServedModels
-from components.frontend.http.administration import Administration, Orders
+from components.frontend.http.administration import Administration
 from components.frontend.http.callers import who_asks
 from components.frontend.http.forwarding import Forwarding
 from components.frontend.http.gate import HttpGate, SettingNames
@@ -50,7 +49,7 @@ from dynamo_local.core.addresses import host_in_url
 from dynamo_local.core.errors import PortInUseError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE
 from dynamo_local.core.http.asgi import App
-from dynamo_local.core.http.paths import ENDPOINTS, KEYS, RESPONSES, TASKS
+from dynamo_local.core.http.paths import RESPONSES, TASKS
 from dynamo_local.core.live_settings import LiveSettings
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import HTTP_HOST_ENV, HTTP_PORT_ENV
@@ -97,7 +96,7 @@ class Frontend(Service):
         self._admin_keys = KeyFile(self._settings.admin_key_file, "admin-key-file")
         routed = context.has(Router.__name__)
         self._own = self._own_model(routed)
-        paths = StatePaths.of(context.namespace, os.environ)
+        self._paths = paths = StatePaths.of(context.namespace, os.environ)
         places = Places(paths.limits_file)
         self._counters, self._rooms = Counters(places), Rooms(places)
         identity = FrontendIdentity(
@@ -218,13 +217,6 @@ class Frontend(Service):
         """Return the models that who asks may use."""
         return await self.served.table.cards(who_asks().allows)
 
-    def _orders(self) -> dict[str, Orders]:
-        context = self._context
-        return {
-            ENDPOINTS: RestOrders(context.bus, context.subjects),
-            KEYS: Forwarding(StatePaths.of(context.namespace, os.environ)),
-        }
-
     def _gate(self, app: App) -> HttpGate:
         context = self._context
         answers = AnswersRest(self._answers, lambda: self._draining)
@@ -237,7 +229,7 @@ class Frontend(Service):
             is_draining=lambda: self._draining,
             api_keys=self._keys.keys,
             names=SettingNames(type(self).__name__, server_schema().keys()),
-            administration=Administration(self._admin_keys.keys, self._orders(), self._usage.answer),
+            administration=Administration(self._admin_keys.keys, Forwarding(self._paths)),
             known_keys=self._known_keys,
             gatekeeper=Gatekeeper(self._counters),
             stores={**self._stores.handlers, RESPONSES: answers, TASKS: tasks},

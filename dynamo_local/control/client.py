@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import socket
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -11,7 +12,7 @@ import msgspec
 
 from dynamo_local.control.errors import error_of
 from dynamo_local.control.operations import Operation
-from dynamo_local.core.errors import NotRunningError, SupervisorError
+from dynamo_local.core.errors import NotRunningError, UnansweredError, UsageError
 from dynamo_local.core.server_choice import START_REMEDY
 from state.files import sockets_of
 from state.namespaces import Found, find_servers, is_running
@@ -51,11 +52,11 @@ class ControlClient:
     ) -> Any:
         """Have something done, and return the content of the answer. `fields`: the body; `names`: those in the path.
 
-        Raises NotRunningError when no server runs, SupervisorError when it does not answer or cannot do it, UsageError
-        when it refuses.
+        Raises NotRunningError when no server runs, UnansweredError when it does not answer, UsageError when it refuses,
+        SupervisorError when it cannot do it.
         """
         path = operation.path_for(names) + (f"?{urlencode(query)}" if query else "")
-        body = b"" if fields is None else msgspec.json.encode(fields)
+        body = b"" if fields is None else _encoded(fields)
         status, content = self.send(operation.method, path, body, timeout_s=timeout_s)
         if status >= http.client.BAD_REQUEST:
             raise error_of(status, content)
@@ -64,7 +65,7 @@ class ControlClient:
     def send(
         self, method: str, path: str, body: bytes, *, by: str = "", timeout_s: float = ANSWER_S
     ) -> tuple[int, bytes]:
-        """Send a request, and return status and content of the answer. Raises NotRunningError, SupervisorError."""
+        """Send a request, and return status and content of the answer. Raises NotRunningError, UnansweredError."""
         connection = _UnixConnection(str(sockets_of(self._paths).control), timeout_s)
         try:
             connection.request(method, path, body or None, {BY: quote(by)} if by else {})
@@ -75,13 +76,21 @@ class ControlClient:
         finally:
             connection.close()
 
-    def _unanswered(self) -> NotRunningError | SupervisorError:
+    def _unanswered(self) -> NotRunningError | UnansweredError:
         namespace = self._paths.namespace
         if not is_running(self._paths):
             return absent_server(namespace, find_servers(self._paths.root))
-        return SupervisorError(
+        return UnansweredError(
             f"the server in namespace {namespace} does not answer", "it may be starting or stopping: see `dynamo ls`"
         )
+
+
+def _encoded(fields: Any) -> bytes:
+    try:
+        return json.dumps(fields, allow_nan=False, default=msgspec.to_builtins).encode()
+    except ValueError as error:
+        # As null it would mean something else.
+        raise UsageError("a number that is given is not finite", "write another one") from error
 
 
 def absent_server(namespace: str, found: Found) -> NotRunningError:

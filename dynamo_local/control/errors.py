@@ -17,6 +17,7 @@ from dynamo_local.core.errors import (
     OrderError,
     OrderTooLargeError,
     SupervisorError,
+    UnansweredError,
     UsageError,
 )
 
@@ -30,6 +31,8 @@ KINDS: Mapping[int, str] = MappingProxyType(
         UNAVAILABLE: "ServiceUnavailableError",
     }
 )
+UNANSWERED = "UnansweredError"
+"""Type of the answer of a server that starts or stops, and does not take the order: that is no refusal."""
 RETRY_S = 2
 """In how many seconds it is worth asking again, after 503."""
 
@@ -64,7 +67,8 @@ def content_of(error: DynamoError) -> Any:
     """Return the content of an answer that tells the error."""
     status = status_of(error)
     param = error.param if isinstance(error, OrderError) else None
-    return _Answer(ErrorBody(str(error), KINDS[status], status, error.cause, error.remedy, param))
+    kind = UNANSWERED if isinstance(error, UnansweredError) else KINDS[status]
+    return _Answer(ErrorBody(str(error), kind, status, error.cause, error.remedy, param))
 
 
 def told_by(content: bytes) -> ErrorBody | None:
@@ -85,5 +89,7 @@ def error_of(status: int, content: bytes) -> DynamoError:
     }
     told = told_by(content)
     if told is None:
-        return SupervisorError(f"the server answered with status {status}", "see `dynamo logs`")
+        return UnansweredError(f"the server answered with status {status}", "see `dynamo logs`")
+    if told.type == UNANSWERED:
+        return UnansweredError(told.cause, told.remedy)
     return kinds.get(status, SupervisorError)(told.cause, told.remedy)

@@ -6,13 +6,13 @@ Paths that frontends open to administrators are the same here and there (core/ht
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import quote
 
 import msgspec
 
-from dynamo_local.core.errors import OrderError
+from dynamo_local.core.errors import ConfigError, OrderError
 from dynamo_local.core.http.json_text import as_utf8, why_not
 
 MOST_BYTES = 256 * 1024
@@ -48,6 +48,13 @@ class Call:
     body: bytes = b""
     by: str = ""
 
+    def name(self, check: Callable[[str], str]) -> str:
+        """Return the name in the path. `check` raises ConfigError for what is none. Raises OrderError."""
+        try:
+            return check(self.names["name"])
+        except ConfigError as error:
+            raise OrderError(error.cause, error.remedy, param="name") from None
+
     def fields(self, known: Collection[str] | None = None) -> dict[str, Any]:
         """Return the fields of the body; of no body, none. Raises OrderError for anything else than an object, and for
         fields that are not `known`."""
@@ -66,8 +73,16 @@ class Call:
         return text == "true"
 
 
+@dataclass(frozen=True)
+class OtherSuccess:
+    """The content of an answer, with another status than the operation's."""
+
+    content: Any
+    status: int
+
+
 Handler = Callable[[Call], Awaitable[Any]]
-"""Does what is asked, and returns the content of the answer. Raises DynamoError."""
+"""Does what is asked, and returns the content of the answer, or OtherSuccess. Raises DynamoError."""
 
 Handlers = Mapping[Operation, Handler]
 
@@ -118,6 +133,90 @@ REVOKE_KEY = Operation(
     "/v1/keys/{name}",
     "Remove an API key.",
     takes={"open": "Also if it is the last one, so that the server answers everybody."},
+)
+
+_MODEL_ENDPOINT: Mapping[str, str] = {
+    "model": "Folder, Hugging Face id, or name of a model; with `adapter_of`, the folder of a LoRA adapter.",
+    "adapter_of": "Endpoint whose workers serve the model, an adapter.",
+    "engine": "`vllm` or `mocker`.",
+    "args": "Settings of frontend and workers, such as `max-model-len`.",
+    "gpu": "Devices of each worker, or its share of one.",
+    "min_workers": "Smallest number of workers. 0: none while nobody asks for it.",
+    "max_workers": "Largest number of workers.",
+    "disaggregated": "Whether long prompts are prefilled by other workers.",
+    "min_prefill_workers": "Smallest number of prefill workers.",
+    "max_prefill_workers": "Largest number of prefill workers.",
+    "park_after_s": "Time without a request until workers are parked, in seconds.",
+    "sleep_after_s": "Time without a request until workers end, in seconds.",
+    "awake": "When it is awake without a request.",
+    "forecast": "Whether it is awake at times at which it was often used.",
+    "requests_per_worker": "What policy `concurrency` aims at.",
+    "policy": "Policy of scaling: `concurrency`, `load` or `freeness`.",
+    "labels": "Labels: texts by name.",
+    "replace": "Whether the old workers may end before the new ones are ready.",
+    "roll": "Of an adapter: whether arguments of its base that leave no room for it may be changed.",
+}
+
+LIST_ENDPOINTS = Operation("list_endpoints", "GET", "/v1/endpoints", "List all endpoints, with their states.")
+GET_ENDPOINT = Operation("get_endpoint", "GET", "/v1/endpoints/{name}", "Show an endpoint.")
+CREATE_ENDPOINT = Operation(
+    "create_endpoint",
+    "POST",
+    "/v1/endpoints",
+    "Create an endpoint.",
+    takes={"name": "Name of the endpoint: small letters, digits and inner hyphens.", **_MODEL_ENDPOINT},
+    status=201,
+)
+UPDATE_ENDPOINT = Operation(
+    "update_endpoint",
+    "PATCH",
+    "/v1/endpoints/{name}",
+    "Change an endpoint. Fields that are not given stay; `null` gives one its default.",
+    takes=_MODEL_ENDPOINT,
+    status=202,
+)
+PUT_ENDPOINT = replace(UPDATE_ENDPOINT, name="update_endpoint_by_put", method="PUT", does="The same as PATCH.")
+SCALE_ENDPOINT = Operation(
+    "scale_endpoint",
+    "POST",
+    "/v1/endpoints/{name}/scale",
+    "Have an endpoint run so many workers, within its bounds.",
+    takes={"workers": "Number of workers.", "prefill_workers": "Number of prefill workers."},
+    status=202,
+)
+PARK_ENDPOINT = Operation(
+    "park_endpoint",
+    "POST",
+    "/v1/endpoints/{name}/park",
+    "Park the workers of an endpoint once its requests under way have finished.",
+    status=202,
+)
+WAKE_ENDPOINT = Operation(
+    "wake_endpoint",
+    "POST",
+    "/v1/endpoints/{name}/wake",
+    "Have a worker of an endpoint ready.",
+    query={"asked": "Whether a frontend holds a request for it, instead of its owner wanting it awake."},
+    status=202,
+)
+DELETE_ENDPOINT = Operation(
+    "delete_endpoint",
+    "DELETE",
+    "/v1/endpoints/{name}",
+    "End an endpoint once its requests under way have finished. 200: nothing is left of it.",
+    status=202,
+)
+
+GET_USAGE = Operation(
+    "get_usage",
+    "GET",
+    "/v1/usage",
+    "Show what requests have used.",
+    query={
+        "since": "From when: a time before now such as `12h` or `1d`, a date, or a date and a time (of UTC).",
+        "until": "Until when, likewise.",
+        "by": "Groups, of `key`, `endpoint` and `day`. [default: key,endpoint]",
+    },
 )
 
 OPERATIONS = tuple(value for value in tuple(globals().values()) if isinstance(value, Operation))

@@ -117,6 +117,10 @@ class SupervisorError(DynamoError):
     """circus refused a command, did not answer in time, or a service could not be started or stopped."""
 
 
+class UnansweredError(SupervisorError):
+    """The server does not answer, or is starting and does not take orders yet."""
+
+
 class SilentNodeError(SupervisorError):
     """A node does not answer. What ran there may still run."""
 

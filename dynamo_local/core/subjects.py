@@ -31,7 +31,7 @@ class Subjects:
     """The NATS subjects of one namespace, and the names of its streams. `lease` names the process that listens.
 
     `revision`: text of an endpoint's revision whose processes talk among themselves; empty for the graph's own. What
-    concerns the whole server (events, devices, settings, the planner, endpoints) has one subject for all of them.
+    concerns the whole server (events, devices, settings, the planner) has one subject for all of them.
     """
 
     namespace: str
@@ -93,11 +93,6 @@ class Subjects:
     def revoked_of_endpoints(self) -> str:
         """Matches `revoked` of all revisions of all endpoints."""
         return f"{self._server}.endpoint.*.revoked"
-
-    @property
-    def endpoints(self) -> str:
-        """Orders and questions about endpoints, for the server (core/messages/endpoints.py; request and answer)."""
-        return f"{self._server}.endpoints"
 
     @property
     def endpoint_changes(self) -> str:

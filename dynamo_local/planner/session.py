@@ -12,6 +12,7 @@ from functools import partial
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.control.client import ControlClient
 from dynamo_local.core.errors import DecodeError, StateError, SupervisorError, UsageError
 from dynamo_local.core.planning.actions import Action, ActionOutcome, DeviceLimits
 from dynamo_local.core.planning.endpoints.recording import EndpointRecorder
@@ -84,7 +85,7 @@ class PlannerSession:
         recorders = (reports, *self.recorders())
         planner = PlannerLoop(self.options, metrics.pull, actuator, recorders, reports.acting)
         sources = Sources(bus, subjects, watch, frontends, state, self.paths, lambda: planner.devices)
-        orders, changes = ScaleOrders(bus, subjects), ChangesOfServer(bus, subjects, recorders)
+        orders, changes = ScaleOrders(ControlClient(self.paths)), ChangesOfServer(bus, subjects, recorders)
         endpoints = EndpointsLoop(self.options, EndpointMetrics(sources).pull, orders, recorders)
         try:
             await self._plan(planner if templates else None, endpoints, changes)

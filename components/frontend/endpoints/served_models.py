@@ -8,14 +8,13 @@ from typing import Any
 
 from components.frontend.endpoints.model import MakeApplication, ServedModel
 from components.frontend.endpoints.revision import FrontendIdentity, ServedRevision, told
-from components.frontend.endpoints.waking import ServedEndpoint, WorkersHere
+from components.frontend.endpoints.waking import ServedEndpoint, WakingServer, WorkersHere
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.waking import Waking
 from dynamo_local.core.endpoints.standing import Standing, is_coming, standings
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointView
 from dynamo_local.core.names import endpoint_of
-from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 from state.paths import StatePaths
 
@@ -35,6 +34,7 @@ class ServedModels:
         """`limits`: of models until theirs are known. `own`: the graph's own model, which its owner starts and ends."""
         self._identity = identity
         self._paths = paths
+        self._server = WakingServer(paths)
         self._tasks = tasks
         self._make = make
         self._own = own
@@ -157,12 +157,10 @@ class ServedModels:
         """Have the endpoint woken for requests that are held at this entry."""
         waking = self._wakings.get(endpoint)
         if waking is None:
-            identity = self._identity
             waking = self._wakings[endpoint] = Waking(
                 ServedEndpoint(
                     endpoint,
-                    identity.bus,
-                    Subjects(identity.watcher.namespace),
+                    self._server,
                     lambda: self._views.get(endpoint),
                     lambda: self._workers_of(endpoint),
                 ),

@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from dynamo_local.bus.nats import Bus
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import WAKE_ENDPOINT
+from dynamo_local.core.errors import DynamoError, NotRunningError, UnansweredError
 from dynamo_local.core.http.waiting.waking import Idle, idle_as, is_waking, may_be_tried
-from dynamo_local.core.messages.endpoints import EndpointRefusal, EndpointsAnswer, EndpointView, WakeEndpoint
-from dynamo_local.core.subjects import Subjects
+from dynamo_local.core.messages.endpoints import EndpointView
+from state.paths import StatePaths
 
 ANSWER_S = 2.0
 """Time for the server to answer. It answers before the endpoint is awake."""
+_AT_ONCE = 8
+
+
+class WakingServer:
+    """Asks the server of a namespace to wake endpoints, in threads of its own: those that wait for a server that is
+    stopped hold up no other work of the frontend."""
+
+    def __init__(self, paths: StatePaths) -> None:
+        self._client = ControlClient(paths)
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "waking")
+
+    async def wake(self, name: str) -> str:
+        """Ask once. Returns why the server refuses; empty: it wakes the endpoint. Raises NotRunningError,
+        UnansweredError."""
+
+        def ask() -> None:
+            self._client.do(WAKE_ENDPOINT, query={"asked": "true"}, timeout_s=ANSWER_S, name=name)
+
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+        except (NotRunningError, UnansweredError):
+            raise
+        except DynamoError as error:
+            return str(error)
+        return ""
 
 
 @dataclass(frozen=True)
@@ -30,15 +59,13 @@ class ServedEndpoint:
     def __init__(
         self,
         name: str,
-        bus: Bus,
-        subjects: Subjects,
+        server: WakingServer,
         view: Callable[[], EndpointView | None],
         workers: Callable[[], WorkersHere],
     ) -> None:
         """`view` and `workers` return what is known of the endpoint now."""
         self.name = name
-        self._bus = bus
-        self._subject = subjects.endpoints
+        self._server = server
         self._view = view
         self._workers = workers
 
@@ -59,7 +86,6 @@ class ServedEndpoint:
         """Whether it has failed to wake, and may be tried again."""
         return not self._workers().ready and may_be_tried(self._view())
 
-    async def wake(self) -> EndpointRefusal | None:
-        """Ask the server to wake it. Returns its refusal. Raises BusError, DecodeError."""
-        order = WakeEndpoint(self.name, asked=True)
-        return (await self._bus.ask(self._subject, order, EndpointsAnswer, timeout_s=ANSWER_S)).refused
+    async def wake(self) -> str:
+        """As `WakingServer.wake`."""
+        return await self._server.wake(self.name)

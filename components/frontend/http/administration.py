@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.bounds.admission import Refusal
-from dynamo_local.core.http.paths import USAGE
 
-Orders = Callable[[str, str, bytes, str], Awaitable[tuple[int, bytes] | Refusal]]
-"""Carries out a request of an administrator: method, path, body, and the name of the key of who asks. Returns
-status and body of the answer."""
-
-Reports = Callable[[bytes], Awaitable[tuple[int, bytes] | Refusal]]
-"""Tells what was used, as a query string asks for. Returns status and body of the answer."""
+Orders = Callable[[Scope, bytes, str], Awaitable[tuple[int, bytes] | Refusal]]
+"""Carries out a request of an administrator: its scope, its body, and the name of the key of who asks. Returns status
+and body of the answer."""
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[Refusal | None]]
 """Answers a request, or returns why not."""
@@ -29,22 +25,17 @@ def at(parts: Mapping[str, _Part], path: str) -> _Part:
     return next(part for beginning, part in parts.items() if path.startswith(beginning))
 
 
+async def _nothing(scope: Scope, body: bytes, by: str) -> Refusal:
+    return Refusal(404, f"no such path: {scope['path']}", "NotFoundError")
+
+
 @dataclass(frozen=True)
 class Administration:
-    """`keys`: those of a file that open the paths, beside keys of administrators in the registry. `orders`: by the
-    beginning of the path. `usage`: tells what was used."""
+    """`keys`: those of a file that open the paths, beside keys of administrators in the registry. `orders`: carries out
+    what they ask for."""
 
     keys: Sequence[str] = ()
-    orders: Mapping[str, Orders] = field(default_factory=dict)
-    usage: Reports | None = None
-
-    async def carry_out(self, scope: Scope, body: bytes, by: str) -> tuple[int, bytes] | Refusal:
-        """Have the part whose path it is answer an administrator. `by`: the name of the key of who asks."""
-        path = scope["path"]
-        if path == USAGE:
-            assert self.usage is not None, "a frontend that has administrators tells usage"
-            return await self.usage(scope.get("query_string", b""))
-        return await at(self.orders, path)(scope["method"], path, body, by)
+    orders: Orders = _nothing
 
 
 NO_ADMINISTRATION = Administration()

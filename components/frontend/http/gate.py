@@ -272,7 +272,7 @@ class HttpGate:
 
     async def _order(self, asked: Asked, receive: Receive, send: Send) -> Refusal | None:
         body = await read_body(asked.headers, receive, self._limits)
-        answered = await self._administration.carry_out(asked.scope, body, asked.caller.name or "")
+        answered = await self._administration.orders(asked.scope, body, asked.caller.name or "")
         if isinstance(answered, Refusal):
             return answered
         status, content = answered

@@ -11,10 +11,9 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from components.frontend.http.generations.held import Line
-from dynamo_local.core.errors import BusError, DecodeError
+from dynamo_local.core.errors import NotRunningError, UnansweredError
 from dynamo_local.core.http.waiting.holding import Unready
 from dynamo_local.core.http.waiting.waking import AGAIN_S, Asking, Idle, judged
-from dynamo_local.core.messages.endpoints import EndpointRefusal
 from dynamo_local.log_once import LogOnce
 
 _log = logging.getLogger(__name__)
@@ -37,8 +36,9 @@ class WakeableEndpoint(Protocol):
     def may_be_tried(self) -> bool:
         """Whether it has failed to wake, and may be tried again."""
 
-    async def wake(self) -> EndpointRefusal | None:
-        """Ask the server once to wake it. Returns its refusal. Raises BusError, DecodeError."""
+    async def wake(self) -> str:
+        """Ask the server once to wake it. Returns why it refuses; empty: it does not. Raises NotRunningError,
+        UnansweredError."""
 
 
 Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[Any]]
@@ -126,14 +126,14 @@ class Waking:
         self._asking = self._asking.begun(self._clock())
         try:
             refused = await self._endpoint.wake()
-        except (BusError, DecodeError) as error:
-            why = f"the server does not answer this frontend: {error}"
+        except (NotRunningError, UnansweredError) as error:
+            why = f"the server does not answer this frontend: {error.cause}"
             self._asking = self._asking.unanswered(why, self._clock())
             self._log_once.warn(f"endpoint {self._endpoint.name} is not woken yet: {why}")
         else:
             self._asking = self._asking.answered(refused, self._clock())
             self._log_once.clear()
-            if refused is None:
+            if not refused:
                 _log.info("endpoint %s was asked for, and is to wake", self._endpoint.name)
             else:
                 _log.warning("endpoint %s is not woken: %s", self._endpoint.name, self._asking.why)

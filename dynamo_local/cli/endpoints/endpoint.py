@@ -15,6 +15,7 @@ from dynamo_local.cli.look.logs import Shown, log_options, show_of_all_nodes
 from dynamo_local.cli.output.console import Console
 
 if TYPE_CHECKING:
+    from dynamo_local.control.operations import Operation
     from dynamo_local.supervisor.admin.orders.endpoints import EndpointRow
     from state.paths import StatePaths
 
@@ -66,18 +67,16 @@ def create(
     dynamo endpoint create french --model ./french-lora --adapter-of chat
     """
     from dynamo_local.cli.endpoints.fields import fields_of, name_and_flags, ways
-    from dynamo_local.cli.endpoints.sending import send_and_wait
     from dynamo_local.cli.serving.endpoint_tools import check_settings
+    from dynamo_local.control.operations import CREATE_ENDPOINT
     from dynamo_local.core.endpoints.checks import read_spec
-    from dynamo_local.core.messages.endpoints import CreateEndpoint
 
     name, flags = name_and_flags(words)
     fields = {"name": name, **fields_of(given, flags)}
     # Checked here as well: mistakes of the command line need no server to be found.
     check_settings(read_spec(fields))
-    spec = {key: value for key, value in fields.items() if value is not None}
-    order = CreateEndpoint(spec | ways(replace=replace, roll=roll))
-    send_and_wait(paths_of(namespace), order, wait=wait, timeout_s=timeout, as_json=as_json)
+    spec = {key: value for key, value in fields.items() if value is not None} | ways(replace=replace, roll=roll)
+    _order(namespace, CREATE_ENDPOINT, "", spec, timeout if wait else None, as_json=as_json)
 
 
 @endpoint.command()
@@ -136,13 +135,11 @@ def update(
     dynamo endpoint update chat --unset args.max-model-len --label team=search
     """
     from dynamo_local.cli.endpoints.fields import changes_of, fields_of, name_and_flags, ways
-    from dynamo_local.cli.endpoints.sending import send_and_wait
-    from dynamo_local.core.messages.endpoints import UpdateEndpoint
+    from dynamo_local.control.operations import UPDATE_ENDPOINT
 
     name, flags = name_and_flags(words)
-    changes = changes_of(fields_of(given, flags), set_, unset)
-    order = UpdateEndpoint(name, changes | ways(replace=replace, roll=roll))
-    send_and_wait(paths_of(namespace), order, wait=wait, timeout_s=timeout, as_json=as_json)
+    changes = changes_of(fields_of(given, flags), set_, unset) | ways(replace=replace, roll=roll)
+    _order(namespace, UPDATE_ENDPOINT, name, changes, timeout if wait else None, as_json=as_json)
 
 
 @endpoint.command()
@@ -159,10 +156,9 @@ def park(name: str, namespace: str, wait: bool, timeout: float, as_json: bool) -
     dynamo endpoint park chat
     dynamo endpoint update chat --park-after 60        # by itself, after a minute without a request
     """
-    from dynamo_local.cli.endpoints.sending import send_and_wait
-    from dynamo_local.core.messages.endpoints import ParkEndpoint
+    from dynamo_local.control.operations import PARK_ENDPOINT
 
-    send_and_wait(paths_of(namespace), ParkEndpoint(name), wait=wait, timeout_s=timeout, as_json=as_json)
+    _order(namespace, PARK_ENDPOINT, name, None, timeout if wait else None, as_json=as_json)
 
 
 @endpoint.command()
@@ -179,10 +175,9 @@ def wake(name: str, namespace: str, wait: bool, timeout: float, as_json: bool) -
     dynamo endpoint wake chat
     dynamo endpoint wake chat --no-wait
     """
-    from dynamo_local.cli.endpoints.sending import send_and_wait
-    from dynamo_local.core.messages.endpoints import WakeEndpoint
+    from dynamo_local.control.operations import WAKE_ENDPOINT
 
-    send_and_wait(paths_of(namespace), WakeEndpoint(name), wait=wait, timeout_s=timeout, as_json=as_json)
+    _order(namespace, WAKE_ENDPOINT, name, None, timeout if wait else None, as_json=as_json)
 
 
 @endpoint.command()
@@ -195,14 +190,15 @@ def delete(name: str, namespace: str, yes: bool, wait: bool, timeout: float, as_
 
     Confirmation is asked for on a terminal only.
     """
-    import asyncio
+    from dynamo_local.control.client import ControlClient
+    from dynamo_local.supervisor.admin.orders.endpoints import EndpointClient
 
-    from dynamo_local.cli.endpoints.sending import delete as delete_it
-
-    paths = paths_of(namespace)
+    client = EndpointClient(ControlClient(paths_of(namespace)))
     if not yes and sys.stdin.isatty():
         click.confirm(f"Delete endpoint {name}?", abort=True)
-    asyncio.run(delete_it(paths, name, timeout if wait else None, Console(err=as_json)))
+    client.delete(name)
+    if wait:
+        client.wait_until_gone(name, timeout, Console(err=as_json))
     click.echo('{"deleted": true}' if as_json else f"{name} is deleted" if wait else f"{name} is being deleted")
 
 
@@ -219,14 +215,39 @@ def logs(name: str, namespace: str, follow: bool, lines: int | None, since: str 
     show_of_all_nodes(paths, name, lambda: select_of_endpoint(paths.logs_dir, name), shown)
 
 
-def _rows(paths: StatePaths, name: str | None = None) -> list[EndpointRow]:
-    import asyncio
+def _order(
+    namespace: str,
+    operation: Operation,
+    name: str,
+    fields: dict[str, Any] | None,
+    timeout_s: float | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Send the order, wait until it is carried out (`timeout_s` None: do not), and print the endpoint as it is then.
+    Raises DynamoError."""
+    import msgspec
 
+    from dynamo_local.cli.endpoints.text import as_json_text, ordered_text
+    from dynamo_local.control.client import ControlClient
+    from dynamo_local.control.operations import PARK_ENDPOINT, WAKE_ENDPOINT
+    from dynamo_local.supervisor.admin.orders.endpoints import ANSWERS, AWAKE, RESTS, EndpointClient
+
+    client = EndpointClient(ControlClient(paths_of(namespace)))
+    view = ordered = client.order(operation, name, fields)
+    if timeout_s is not None:
+        states = {PARK_ENDPOINT: RESTS, WAKE_ENDPOINT: AWAKE}.get(operation, ANSWERS)
+        view = client.wait_until_ready(ordered, timeout_s, Console(err=as_json), states)
+        view = msgspec.structs.replace(view, adapter=ordered.adapter)
+    click.echo(as_json_text(view) if as_json else ordered_text(view))
+
+
+def _rows(paths: StatePaths, name: str | None = None) -> list[EndpointRow]:
     from dynamo_local.supervisor.admin.orders.endpoints import list_endpoints, ordered_endpoints
     from state.namespaces import is_running
 
     if is_running(paths):
-        return asyncio.run(list_endpoints(paths, name))
+        return list_endpoints(paths, name)
     rows = ordered_endpoints(paths, name)
     click.echo(f"no server runs in namespace {paths.namespace}: this is what the next one will serve", err=True)
     return rows

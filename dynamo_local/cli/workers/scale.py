@@ -70,7 +70,7 @@ def scale(targets: tuple[str, ...], namespace: str, force: bool, ready_timeout: 
         work = scale_workers(paths, of_services, console, even_the_last=force, ready_deadline_s=ready_timeout)
         outcomes = asyncio.run(work)
     all_done = all(outcome.done for outcome in outcomes)
-    ordered = asyncio.run(scale_endpoints(paths, of_endpoints)) if of_endpoints and all_done else []
+    ordered = scale_endpoints(paths, of_endpoints) if of_endpoints and all_done else []
     if as_json:
         click.echo(msgspec.json.encode([*map(outcome_fields, outcomes), *map(_order_fields, ordered)]))
     elif not outcomes and not ordered:

@@ -20,7 +20,6 @@
     frontend           -> worker         CancelReservation the migration does not take place
     operator           -> frontend       RequestsQuestion  list requests (answer: RequestsAnswer)
     operator           -> frontend       MigrationOrder    migrate requests (answer: MigrationReport)
-    frontend           -> server         WakeEndpoint      requests wait for an endpoint (answer: EndpointsAnswer)
     planner            -> all            PlannerReport     what the planner observes and decides
 
 Times are seconds. Each process has a clock of its own (CLOCK_MONOTONIC), so messages tell durations and ages, never a

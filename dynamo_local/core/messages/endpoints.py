@@ -1,15 +1,12 @@
-"""Messages about endpoints: orders to the server and its answers, and the board that tells frontends what to serve.
-
-`by` in an order: name of the API key of who orders; empty: the owner of the server, or a part of it.
-"""
+"""Endpoints as they are shown, and the board that tells frontends what to serve."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
-from dynamo_local.core.codec import VERSION
 from dynamo_local.core.endpoints.spec import EndpointSpec
 
 EndpointState = Literal[
@@ -75,86 +72,29 @@ class EndpointView(msgspec.Struct, frozen=True, omit_defaults=True):
     history: EndpointHistory = EndpointHistory()
 
 
-class ListEndpoints(msgspec.Struct, frozen=True, tag="list"):
-    """Question for all endpoints, or for the one of this name."""
-
-    name: str | None = None
-    v: int = VERSION
-
-
-class CreateEndpoint(msgspec.Struct, frozen=True, omit_defaults=True, tag="create"):
-    """Order for one more endpoint. `spec` is as it came, and is checked by the server. For an adapter, it may say as
-    well how its base may be rolled (`checks.ways_of`)."""
-
-    spec: dict[str, Any]
-    by: str = ""
-    v: int = VERSION
-
-
-class UpdateEndpoint(msgspec.Struct, frozen=True, omit_defaults=True, tag="update"):
-    """Order to change these fields of an endpoint; a field that is None gets its default."""
-
-    name: str
-    changes: dict[str, Any]
-    by: str = ""
-    v: int = VERSION
+def shown(view: EndpointView) -> dict[str, Any]:
+    """Return an endpoint as answers have it: the fields of its spec among the others, default values included."""
+    ordered = {} if view.adapter is None else {"adapter": _all_fields(view.adapter)}
+    return {
+        "object": "endpoint",
+        **_all_fields(view.spec),
+        "status": _all_fields(view.status),
+        **ordered,
+        "served_names": list(view.served_names),
+        "history": _all_fields(view.history),
+        "created_at": view.created_at,
+        "updated_at": view.updated_at,
+    }
 
 
-class DeleteEndpoint(msgspec.Struct, frozen=True, omit_defaults=True, tag="delete"):
-    """Order to end an endpoint: its requests under way may finish, then its workers end."""
-
-    name: str
-    by: str = ""
-    v: int = VERSION
+def view_of(content: Mapping[str, Any]) -> EndpointView:
+    """Inverse of `shown`."""
+    spec = {name: content[name] for name in EndpointSpec.__struct_fields__ if name in content}
+    return msgspec.convert({**content, "spec": spec}, EndpointView)
 
 
-class ScaleEndpoint(msgspec.Struct, frozen=True, omit_defaults=True, tag="scale"):
-    """Order for so many workers now, within the endpoint's bounds. None: as many as before."""
-
-    name: str
-    workers: int | None = None
-    prefill_workers: int | None = None
-    by: str = ""
-    v: int = VERSION
-
-
-class ParkEndpoint(msgspec.Struct, frozen=True, omit_defaults=True, tag="park"):
-    """Order to park an endpoint's workers now, once its requests under way have finished."""
-
-    name: str
-    by: str = ""
-    v: int = VERSION
-
-
-class WakeEndpoint(msgspec.Struct, frozen=True, omit_defaults=True, tag="wake"):
-    """Order to have a worker of the endpoint ready. `asked`: by a frontend that holds a request for it, otherwise by
-    its owner."""
-
-    name: str
-    asked: bool = False
-    by: str = ""
-    v: int = VERSION
-
-
-EndpointOrder = (
-    ListEndpoints | CreateEndpoint | UpdateEndpoint | DeleteEndpoint | ScaleEndpoint | ParkEndpoint | WakeEndpoint
-)
-
-
-class EndpointRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why an order is not carried out. `status`: 400, 404, 409 or 503, as HTTP has them."""
-
-    status: int
-    cause: str
-    remedy: str = ""
-
-
-class EndpointsAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The endpoints asked for, or the one that was ordered, as it is now; or a refusal."""
-
-    endpoints: tuple[EndpointView, ...] = ()
-    refused: EndpointRefusal | None = None
-    v: int = VERSION
+def _all_fields(of: msgspec.Struct) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in of.__struct_fields__}
 
 
 class ServedAdapter(msgspec.Struct, frozen=True):

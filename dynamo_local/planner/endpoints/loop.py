@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from fractions import Fraction
 from typing import Protocol
 
-from dynamo_local.core.messages.endpoints import EndpointStatus, ScaleEndpoint
+from dynamo_local.core.messages.endpoints import EndpointStatus
 from dynamo_local.core.planning.endpoints.decide import Memories, decide
-from dynamo_local.core.planning.endpoints.decision import EndpointDecision, OrderOutcome
+from dynamo_local.core.planning.endpoints.decision import EndpointDecision, OrderOutcome, ScaleEndpoint
 from dynamo_local.core.planning.endpoints.observation import EndpointsObservation
 from dynamo_local.core.planning.endpoints.recording import EndpointRecorder
 from dynamo_local.core.planning.options import PlannerOptions

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
+from functools import partial
 
-from dynamo_local.bus.nats import Bus
-from dynamo_local.core.errors import BusError, DecodeError
-from dynamo_local.core.messages.endpoints import EndpointsAnswer, EndpointStatus, ScaleEndpoint
-from dynamo_local.core.planning.endpoints.decision import OrderOutcome
-from dynamo_local.core.subjects import Subjects
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import SCALE_ENDPOINT
+from dynamo_local.core.errors import DynamoError
+from dynamo_local.core.messages.endpoints import EndpointStatus, view_of
+from dynamo_local.core.planning.endpoints.decision import OrderOutcome, ScaleEndpoint
 
 _TIMEOUT_S = 10.0
 """The server answers before workers start or end."""
@@ -16,18 +18,15 @@ _TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class ScaleOrders:
-    """Gives orders over the bus."""
+    """Gives orders by the server's control API."""
 
-    bus: Bus
-    subjects: Subjects
+    server: ControlClient
 
     async def give(self, order: ScaleEndpoint) -> tuple[OrderOutcome, EndpointStatus | None]:
         """Give an order. Returns the endpoint's status after it too, None if it is not carried out."""
+        fields = {"workers": order.workers, "prefill_workers": order.prefill_workers}
+        give = partial(self.server.do, SCALE_ENDPOINT, fields, timeout_s=_TIMEOUT_S, name=order.name)
         try:
-            answer = await self.bus.ask(self.subjects.endpoints, order, EndpointsAnswer, timeout_s=_TIMEOUT_S)
-        except (BusError, DecodeError) as error:
-            return OrderOutcome(False, str(error)), None
-        if answer.refused is not None:
-            return OrderOutcome(False, answer.refused.cause), None
-        status = next((view.status for view in answer.endpoints if view.spec.name == order.name), None)
-        return OrderOutcome(True), status
+            return OrderOutcome(True), view_of(await asyncio.to_thread(give)).status
+        except DynamoError as error:
+            return OrderOutcome(False, error.cause), None

@@ -6,11 +6,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import SCALE_ENDPOINT
 from dynamo_local.core.errors import UsageError
-from dynamo_local.core.messages.endpoints import EndpointView, ScaleEndpoint
+from dynamo_local.core.messages.endpoints import EndpointView
 from dynamo_local.core.names import endpoint_of, parse_revision
 from dynamo_local.core.planning.actions import Action, Restart
-from dynamo_local.supervisor.admin.orders.endpoints import client_of
+from dynamo_local.supervisor.admin.orders.endpoints import EndpointClient
 from dynamo_local.supervisor.server.launch.blueprint import is_worker
 from state.paths import StatePaths
 from state.statefile.model import Component, State
@@ -47,8 +49,8 @@ def check_not_of_endpoint(worker: Component) -> None:
         )
 
 
-async def scale_endpoints(paths: StatePaths, targets: Mapping[str, int]) -> list[EndpointView]:
+def scale_endpoints(paths: StatePaths, targets: Mapping[str, int]) -> list[EndpointView]:
     """Order so many workers for each endpoint, and return the endpoints as they are then: the workers come and go
-    afterwards. Raises as `EndpointClient.send`, at the first order that is refused."""
-    async with client_of(paths) as client:
-        return [await client.order(ScaleEndpoint(name, workers=number)) for name, number in targets.items()]
+    afterwards. Raises as `ControlClient.do`, at the first order that is refused."""
+    client = EndpointClient(ControlClient(paths))
+    return [client.order(SCALE_ENDPOINT, name, {"workers": number}) for name, number in targets.items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -18,8 +18,16 @@ from starlette.routing import Route
 
 from dynamo_local.control.client import BY
 from dynamo_local.control.errors import RETRY_S, UNAVAILABLE, content_of, status_of
-from dynamo_local.control.operations import MOST_BYTES, OPERATIONS, Call, Handler, Handlers, Operation
-from dynamo_local.core.errors import DynamoError, OrderError, OrderTooLargeError, SupervisorError
+from dynamo_local.control.operations import (
+    MOST_BYTES,
+    OPERATIONS,
+    Call,
+    Handler,
+    Handlers,
+    Operation,
+    OtherSuccess,
+)
+from dynamo_local.core.errors import DynamoError, OrderError, OrderTooLargeError, UnansweredError
 from state.files import FILE_MODE, system_errors
 
 _BODY_S = 10.0
@@ -38,10 +46,16 @@ class ControlApi:
         """Have these answer from now on."""
         self._handlers.update(handlers)
 
+    def withdraw(self, operations: Iterable[Operation]) -> None:
+        """Have these not be carried out any more: the server stops."""
+        self._handlers.update(dict.fromkeys(operations, _stopping))
+
     def _route(self, operation: Operation) -> Route:
         async def answer(request: Request) -> Response:
             try:
                 content = await self._handler(operation)(await _call(request))
+                if isinstance(content, OtherSuccess):
+                    return _response(content.content, content.status)
                 return _response(content, operation.status)
             except DynamoError as error:
                 return _response(content_of(error), status_of(error))
@@ -51,10 +65,14 @@ class ControlApi:
     def _handler(self, operation: Operation) -> Handler:
         handler = self._handlers.get(operation)
         if handler is None:
-            raise SupervisorError(
+            raise UnansweredError(
                 "the server is starting", "try again in a moment: `dynamo wait` waits until it is ready"
             )
         return handler
+
+
+async def _stopping(_: Call) -> None:
+    raise UnansweredError("the server is stopping", "see `dynamo ls`")
 
 
 def _response(content: object, status: int) -> Response:
@@ -96,6 +114,8 @@ class ControlSocket:
             # The folder is closed to others from before the socket exists.
             self._socket.bind(str(path))
             path.chmod(FILE_MODE)
+            # Whoever asks from here on is answered soon.
+            self._socket.listen()
         config = uvicorn.Config(
             api.app,
             http="h11",

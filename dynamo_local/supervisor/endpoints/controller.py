@@ -5,25 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
-from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.endpoints.devices import check_devices
 from dynamo_local.core.endpoints.registry import Entry
 from dynamo_local.core.endpoints.served import served_names
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.endpoints.turns.contenders import Limits
-from dynamo_local.core.errors import DeviceError, EndpointConflictError, StateError
-from dynamo_local.core.messages.endpoints import (
-    BoardRevision,
-    CreateEndpoint,
-    EndpointOrder,
-    EndpointView,
-    ListEndpoints,
-    ParkEndpoint,
-    WakeEndpoint,
-)
+from dynamo_local.core.errors import DeviceError, EndpointConflictError
+from dynamo_local.core.messages.endpoints import BoardRevision, EndpointView
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import Revision, endpoint_of
 from dynamo_local.core.planning.actions import AddWorker
@@ -134,6 +125,9 @@ class EndpointController:
             check_wake=self._check_wake,
             own_names=ports.own_names,
             happened=self._happened,
+            record=server.record,
+            publish=self._board.publish,
+            touch=self._board.touch,
             wall_clock=time.time,
         )
 
@@ -145,29 +139,15 @@ class EndpointController:
         for entry in self._ports.kept.current.entries.values():
             self.begin(entry)
         await self._board.publish()
-        await self._server.bus.serve(self._subjects.endpoints, EndpointOrder, self._on_order)
-        self._ports.tasks.spawn("turns of endpoints", self._turns.run())
-        self._ports.tasks.spawn("folders of adapters", self._adapters.run())
-        await self._board.run()
-
-    async def _on_order(self, order: EndpointOrder, answer: Answer) -> None:
-        answered = await self._orders.answer(order)
-        if answered.refused is None:
-            self._note_order(order)
-        if not isinstance(order, ListEndpoints | ParkEndpoint | WakeEndpoint):
-            # Workers look at the board for each request of an adapter: what is answered from here on holds for them.
-            with suppress(StateError):
-                await self._board.publish()
-        await answer.send(answered)
-        self._board.touch()
-
-    def _note_order(self, order: EndpointOrder) -> None:
-        """Note who has ordered this, if that was not the server's owner or a part of it."""
-        if isinstance(order, ListEndpoints) or not order.by:
-            return
-        name = str(order.spec["name"]) if isinstance(order, CreateEndpoint) else order.name
-        what = f"{type(order).__name__.removesuffix('Endpoint').lower()} ordered"
-        self._server.record(Event("endpoint", what, f"by key {order.by}", endpoint=name, key=order.by))
+        control, handlers = self._server.control, self._orders.handlers
+        control.take(handlers)
+        try:
+            self._ports.tasks.spawn("turns of endpoints", self._turns.run())
+            self._ports.tasks.spawn("folders of adapters", self._adapters.run())
+            await self._board.run()
+        finally:
+            # Nobody would look after an endpoint that is created while the server stops.
+            control.withdraw(handlers)
 
     # What orders need (orders.Endpoints).
 

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
 
 import msgspec
 
+from dynamo_local.control.operations import (
+    CREATE_ENDPOINT,
+    DELETE_ENDPOINT,
+    GET_ENDPOINT,
+    LIST_ENDPOINTS,
+    PARK_ENDPOINT,
+    PUT_ENDPOINT,
+    SCALE_ENDPOINT,
+    UPDATE_ENDPOINT,
+    WAKE_ENDPOINT,
+    Call,
+    Handler,
+    Handlers,
+    Operation,
+    OtherSuccess,
+    fields_of,
+)
 from dynamo_local.core.endpoints import registry as registries
 from dynamo_local.core.endpoints.checks import (
     REPLACE,
@@ -18,28 +38,24 @@ from dynamo_local.core.endpoints.checks import (
     runs_differently,
     ways_of,
 )
-from dynamo_local.core.endpoints.refusals import refusal_of
 from dynamo_local.core.endpoints.registry import Entry, Registry
 from dynamo_local.core.endpoints.served import check_names
 from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.core.errors import DynamoError, EndpointConflictError, UsageError
-from dynamo_local.core.messages.endpoints import (
-    AdapterOrdered,
-    CreateEndpoint,
-    DeleteEndpoint,
-    EndpointOrder,
-    EndpointsAnswer,
-    EndpointView,
-    ListEndpoints,
-    ParkEndpoint,
-    ScaleEndpoint,
-    UpdateEndpoint,
-    WakeEndpoint,
-)
+from dynamo_local.core.errors import EndpointAbsentError, EndpointConflictError, OrderError, StateError, UsageError
+from dynamo_local.core.messages.endpoints import AdapterOrdered, EndpointView, shown
+from dynamo_local.core.messages.events import Event
+from dynamo_local.core.names import check_endpoint
 from dynamo_local.supervisor.endpoints.adapters import AdapterFolders
 from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
 from dynamo_local.supervisor.endpoints.rolled_bases import Base, RolledBases
+
+_MOST_WORKERS = 2**31 - 1
+
+
+class _Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    workers: int | None = None
+    prefill_workers: int | None = None
 
 
 class Endpoints(Protocol):
@@ -60,12 +76,13 @@ class Endpoints(Protocol):
 
 @dataclass(frozen=True)
 class Orders:
-    """Carries out orders, one at a time.
+    """Carries out orders, one at a time. One that cannot be is refused, and has changed nothing.
 
     `check_machine(spec, others)` raises UsageError if there are too few devices for the endpoint,
     `check_update(run, spec)` if no worker of another revision can be started beside the present one, and
     `check_wake(run)` if an endpoint has no device to wake on. `own_names`: names of models that the graph itself
-    serves. `happened(endpoint, what, why)`: for the event log and the terminal.
+    serves. `happened(endpoint, what, why)`: for the event log and the terminal; `record`: for the event log alone.
+    `publish` writes the board, `touch` has it written soon.
     """
 
     kept: KeptRegistry
@@ -76,49 +93,60 @@ class Orders:
     check_wake: Callable[[EndpointRun], Awaitable[None]]
     own_names: frozenset[str]
     happened: Callable[[str, str, str], None]
+    record: Callable[[Event], None]
+    publish: Callable[[], Awaitable[None]]
+    touch: Callable[[], None]
     wall_clock: Callable[[], float]
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    @property
+    def handlers(self) -> Handlers:
+        changes: dict[Operation, Handler] = {
+            CREATE_ENDPOINT: self._create,
+            UPDATE_ENDPOINT: self._update,
+            PUT_ENDPOINT: self._update,
+            SCALE_ENDPOINT: self._scale,
+            PARK_ENDPOINT: self._park,
+            WAKE_ENDPOINT: self._wake,
+            DELETE_ENDPOINT: self._delete,
+        }
+        carried_out = {operation: partial(self._carry_out, operation, change) for operation, change in changes.items()}
+        return {LIST_ENDPOINTS: self._list, GET_ENDPOINT: self._get, **carried_out}
+
+    async def _list(self, _: Call) -> dict[str, Any]:
+        return {"object": "list", "data": [shown(view) for view in self.endpoints.views()]}
+
+    async def _get(self, call: Call) -> dict[str, Any]:
+        return shown(self._view(call.name(check_endpoint)))
+
+    def _view(self, name: str) -> EndpointView:
+        found = self.endpoints.view(name)
+        if found is None:
+            self.kept.current.entry(name)  # raises, with names that are similar
+            raise EndpointAbsentError(f"there is no endpoint {name}")
+        return found
+
+    async def _carry_out(self, operation: Operation, change: Handler, call: Call) -> Any:
+        async with self._turn:
+            content = await change(call)
+            if call.by:
+                name = (content.content if isinstance(content, OtherSuccess) else content)["name"]
+                what = f"{operation.name.partition('_')[0]} ordered"
+                self.record(Event("endpoint", what, f"by key {call.by}", endpoint=name, key=call.by))
+            if operation not in (PARK_ENDPOINT, WAKE_ENDPOINT):
+                # Workers look at the board for each request of an adapter: what is answered holds for them.
+                with suppress(StateError):
+                    await self.publish()
+            self.touch()
+            return content
 
     @property
     def _bases(self) -> RolledBases:
         return RolledBases(self.kept, self.adapters, self.endpoints.run_of, self.check_update, self.happened)
 
-    async def answer(self, order: EndpointOrder) -> EndpointsAnswer:
-        """Carry out an order. One that cannot be is refused, and has changed nothing."""
-        ordered: AdapterOrdered | None = None
-        try:
-            match order:
-                case ListEndpoints():
-                    return self._list(order.name)
-                case CreateEndpoint():
-                    name, ordered = await self._create(order)
-                case UpdateEndpoint():
-                    name, ordered = await self._update(order)
-                case ScaleEndpoint():
-                    name = self._scale(order)
-                case ParkEndpoint():
-                    name = self._park(order)
-                case WakeEndpoint():
-                    name = await self._wake(order)
-                case DeleteEndpoint():
-                    return await self._delete(order)
-        except DynamoError as error:
-            return EndpointsAnswer(refused=refusal_of(error))
-        return self._list(name) if ordered is None else self._told(name, ordered)
-
-    def _told(self, name: str, ordered: AdapterOrdered) -> EndpointsAnswer:
-        (view,) = self._list(name).endpoints
-        return EndpointsAnswer((msgspec.structs.replace(view, adapter=ordered),))
-
-    def _list(self, name: str | None) -> EndpointsAnswer:
-        if name is None:
-            return EndpointsAnswer(self.endpoints.views())
-        found = self.endpoints.view(name)
-        if found is None:
-            self.kept.current.entry(name)  # raises, with names that are similar
-        return EndpointsAnswer(() if found is None else (found,))
-
-    async def _create(self, order: CreateEndpoint) -> tuple[str, AdapterOrdered | None]:
-        spec, ways = read_spec(fields_alone(order.spec)), ways_of(order.spec)
+    async def _create(self, call: Call) -> dict[str, Any]:
+        fields = fields_of(call.body)
+        spec, ways = read_spec(fields_alone(fields)), ways_of(fields)
         if spec.adapter_of is None:
             _check_no_ways(spec, replace=ways.replace, roll=ways.roll)
         run = self.endpoints.run_of(spec.name)
@@ -131,13 +159,14 @@ class Orders:
         registry = await self._change(lambda registry: registries.create(registry, spec, self.wall_clock()), base)
         self.endpoints.begin(registry.entry(spec.name))
         self.happened(spec.name, f"created: model {spec.model}", "")
-        return spec.name, None if base is None else self._bases.roll(base, registry, ways)
+        return self._ordered(spec.name, None if base is None else self._bases.roll(base, registry, ways))
 
-    async def _update(self, order: UpdateEndpoint) -> tuple[str, AdapterOrdered | None]:
-        before = self.kept.current.entry(order.name)
-        spec, ways = changed_spec(before.spec, order.changes), ways_of(order.changes)
+    async def _update(self, call: Call) -> dict[str, Any]:
+        name, changes = call.name(check_endpoint), fields_of(call.body)
+        before = self.kept.current.entry(name)
+        spec, ways = changed_spec(before.spec, changes), ways_of(changes)
         await self._check(spec)
-        run = self.endpoints.run_of(order.name)
+        run = self.endpoints.run_of(name)
         if run is not None:
             _check_no_ways(spec, roll=ways.roll)
             spec = self.adapters.with_room(spec, self.adapters.ranks(self.kept.current, spec.name))
@@ -145,12 +174,15 @@ class Orders:
             await self.check_update(run, spec)
         base = await self._bases.find(spec, ways)
         registry = await self._change(lambda registry: self._updated(registry, spec, run), base)
-        entry = registry.entry(order.name)
+        entry = registry.entry(name)
         if run is not None:
             run.order(entry, replace=ways.replace)
         if entry.revision != before.revision:
-            self.happened(order.name, f"update to revision {entry.revision} began", "")
-        return order.name, None if base is None else self._bases.roll(base, registry, ways)
+            self.happened(name, f"update to revision {entry.revision} began", "")
+        return self._ordered(name, None if base is None else self._bases.roll(base, registry, ways))
+
+    def _ordered(self, name: str, adapter: AdapterOrdered | None) -> dict[str, Any]:
+        return shown(msgspec.structs.replace(self._view(name), adapter=adapter))
 
     async def _change(self, change: Callable[[Registry], Registry], base: Base | None) -> Registry:
         """Change the registry, and give the base of an adapter its room, in one."""
@@ -168,60 +200,71 @@ class Orders:
         # There is no going back to a revision that has never answered.
         return registries.settle(after, name, after.entry(name).revision) if was_first else after
 
-    def _scale(self, order: ScaleEndpoint) -> str:
-        spec = self.kept.current.entry(order.name).spec
-        run = self.endpoints.run_of(order.name)
+    async def _scale(self, call: Call) -> dict[str, Any]:
+        name, wanted = call.name(check_endpoint), _wanted(call)
+        spec = self.kept.current.entry(name).spec
+        run = self.endpoints.run_of(name)
         if run is None:
-            raise UsageError(f"endpoint {order.name} is an adapter", f"scale {spec.adapter_of}, which serves it")
-        if run.idleness.rest == "asleep" and order.workers != 0:
-            raise EndpointConflictError(
-                f"endpoint {order.name} is asleep", f"wake it first: dynamo endpoint wake {order.name}"
-            )
-        _check_bounds(order.name, "workers", order.workers, spec.min_workers, spec.most_workers)
+            raise UsageError(f"endpoint {name} is an adapter", f"scale {spec.adapter_of}, which serves it")
+        if run.idleness.rest == "asleep" and wanted.workers != 0:
+            raise EndpointConflictError(f"endpoint {name} is asleep", f"wake it first: dynamo endpoint wake {name}")
+        _check_bounds(name, "workers", wanted.workers, spec.min_workers, spec.most_workers)
         least = spec.min_prefill_workers if spec.disaggregated else 0
-        _check_bounds(order.name, "prefill workers", order.prefill_workers, least, spec.most_prefill_workers)
-        run.scale(order.workers, order.prefill_workers)
-        return order.name
+        _check_bounds(name, "prefill workers", wanted.prefill_workers, least, spec.most_prefill_workers)
+        run.scale(wanted.workers, wanted.prefill_workers)
+        return shown(self._view(name))
 
-    def _park(self, order: ParkEndpoint) -> str:
-        spec = self.kept.current.entry(order.name).spec
-        run = self.endpoints.run_of(order.name)
+    async def _park(self, call: Call) -> dict[str, Any]:
+        name, _ = call.name(check_endpoint), call.fields(())
+        spec = self.kept.current.entry(name).spec
+        run = self.endpoints.run_of(name)
         if run is None:
-            raise EndpointConflictError(
-                f"endpoint {order.name} is an adapter", f"park {spec.adapter_of}, which serves it"
-            )
+            raise EndpointConflictError(f"endpoint {name} is an adapter", f"park {spec.adapter_of}, which serves it")
         if run.idleness.rest == "asleep":
-            raise EndpointConflictError(f"endpoint {order.name} is asleep, and has no workers to park")
+            raise EndpointConflictError(f"endpoint {name} is asleep, and has no workers to park")
         run.rest("parked")
-        return order.name
+        return shown(self._view(name))
 
-    async def _wake(self, order: WakeEndpoint) -> str:
+    async def _wake(self, call: Call) -> dict[str, Any]:
         """A request for an adapter wakes the endpoint that serves it."""
-        spec = self.kept.current.entry(order.name).spec
-        run = self.endpoints.run_of(spec.adapter_of or order.name)
+        name, asked, _ = call.name(check_endpoint), call.flag("asked"), call.fields(())
+        spec = self.kept.current.entry(name).spec
+        run = self.endpoints.run_of(spec.adapter_of or name)
         if run is None or run.deleting:
-            raise EndpointConflictError(f"endpoint {order.name} is being deleted")
-        if not order.asked:
+            raise EndpointConflictError(f"endpoint {name} is being deleted")
+        if not asked:
             await self.check_wake(run)
-        run.wake(asked=order.asked)
-        return order.name
+        run.wake(asked=asked)
+        return shown(self._view(name))
 
-    async def _delete(self, order: DeleteEndpoint) -> EndpointsAnswer:
-        await self.kept.change(lambda registry: registries.delete(registry, order.name))
-        run = self.endpoints.run_of(order.name)
+    async def _delete(self, call: Call) -> dict[str, Any] | OtherSuccess:
+        name = call.name(check_endpoint)
+        await self.kept.change(lambda registry: registries.delete(registry, name))
+        run = self.endpoints.run_of(name)
         if run is not None:
             run.delete()
-        self.happened(order.name, "to be deleted", "")
-        return self._left(order.name)
-
-    def _left(self, name: str) -> EndpointsAnswer:
-        view = self.endpoints.view(name)
-        return EndpointsAnswer(() if view is None else (view,))
+        self.happened(name, "to be deleted", "")
+        left = self.endpoints.view(name)
+        return OtherSuccess({"object": "endpoint", "name": name, "deleted": True}, 200) if left is None else shown(left)
 
     async def _check(self, spec: EndpointSpec) -> None:
         others = [entry.spec for name, entry in self.kept.current.entries.items() if name != spec.name]
         check_names(spec, others, self.own_names)
         await self.check_machine(spec, others)
+
+
+def _wanted(call: Call) -> _Wanted:
+    try:
+        wanted = msgspec.convert(fields_of(call.body), _Wanted)
+    except msgspec.ValidationError as error:
+        raise OrderError(str(error)) from None
+    numbers = msgspec.structs.asdict(wanted)
+    if all(number is None for number in numbers.values()):
+        raise OrderError("workers or prefill_workers is needed", param="workers")
+    for name, number in numbers.items():
+        if number is not None and not 0 <= number <= _MOST_WORKERS:
+            raise OrderError(f"{name} must be a number from 0 on, got {number}", param=name)
+    return wanted
 
 
 def _check_no_ways(spec: EndpointSpec, *, replace: bool = False, roll: bool = False) -> None:

@@ -19,7 +19,7 @@ from dynamo_local.control.operations import (
     Call,
     Handlers,
 )
-from dynamo_local.core.errors import ConfigError, OrderError
+from dynamo_local.core.errors import OrderError
 from dynamo_local.core.keys.checks import DEFAULT_OVERLAP_S, check_key, check_overlap, read_terms
 from dynamo_local.core.keys.registry import KeyRegistry, create_key, revoke_key, rotate_key
 from dynamo_local.core.keys.values import PREFIX, SECRET_BYTES, ApiKey, digest_of, view_of
@@ -57,7 +57,7 @@ class KeyOrders:
         return {"object": "list", "data": [self._shown(key) for key in self.kept.current.keys.values()]}
 
     async def get(self, call: Call) -> dict[str, Any]:
-        return self._shown(self.kept.current.key(_name_in(call)))
+        return self._shown(self.kept.current.key(call.name(check_key)))
 
     async def create(self, call: Call) -> dict[str, Any]:
         fields, now, secret = call.fields(), self.wall_clock(), self.make_secret()
@@ -67,7 +67,7 @@ class KeyOrders:
         return {**self._shown(after.key(terms.name)), "secret": secret}
 
     async def rotate(self, call: Call) -> dict[str, Any]:
-        name, now, secret = _name_in(call), self.wall_clock(), self.make_secret()
+        name, now, secret = call.name(check_key), self.wall_clock(), self.make_secret()
         given = call.fields(("overlap_s",)).get("overlap_s")
         overlap_s = DEFAULT_OVERLAP_S if given is None else check_overlap(given)
         after = await self._change(lambda registry: rotate_key(registry, name, _digest(secret), overlap_s, now))
@@ -75,7 +75,7 @@ class KeyOrders:
         return {**self._shown(after.key(name)), "secret": secret}
 
     async def revoke(self, call: Call) -> dict[str, Any]:
-        name, opens = _name_in(call), call.fields(("open",)).get("open", False)
+        name, opens = call.name(check_key), call.fields(("open",)).get("open", False)
         if not isinstance(opens, bool):
             raise OrderError("open must be true or false", param="open")
         after = await self._change(lambda registry: revoke_key(registry, name, opens=opens))
@@ -95,13 +95,6 @@ class KeyOrders:
 
     def _shown(self, key: ApiKey) -> dict[str, Any]:
         return {"object": "key", **msgspec.structs.asdict(view_of(key, self.wall_clock()))}
-
-
-def _name_in(call: Call) -> str:
-    try:
-        return check_key(call.names["name"])
-    except ConfigError as error:
-        raise OrderError(error.cause, error.remedy, param="name") from None
 
 
 def _digest(secret: str) -> str:

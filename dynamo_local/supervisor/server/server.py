@@ -10,6 +10,7 @@ from functools import partial
 
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.control.operations import GET_USAGE
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.listener import ListenerHolder, bind
@@ -91,6 +92,8 @@ class Server:
             if self._nodes is not None:
                 await self._nodes.connect(stack, stop.hurry)
             control = await self._open_control(stack)
+            usage = UsageUpkeep(self._paths, self._report, self._settings.usage_days)
+            control.take({GET_USAGE: usage.tell})
             api = self._open_api(stack)
             await machinery.start(stack)
             if isinstance(self._bus, BusAddress):
@@ -108,7 +111,7 @@ class Server:
             machinery.keep(self._plans(), on_healed=self._reconciler.request, on_room=self._streams.renew)
             self._tasks.spawn("operation", self._operate(control))
             self._tasks.spawn("kept ownership", self._kept.failed())
-            self._tasks.spawn("usage", UsageUpkeep(self._paths, self._report, self._settings.usage_days).run())
+            self._tasks.spawn("usage", usage.run())
             await machinery.until(stop.wanted)
             self._events.stopping()
 

@@ -1,17 +1,22 @@
-"""Folds what frontends have written about the use of requests into totals, so that their journals stay small."""
+"""Folds what frontends have written about the use of requests into totals, so that their journals stay small, and tells
+what was used."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
 
-from dynamo_local.core.errors import StateError
+from dynamo_local.control.operations import GET_USAGE, Call
+from dynamo_local.core.errors import StateError, UsageError
+from dynamo_local.core.usage.report import DEFAULT_GROUPING, as_document, parse_grouping, parse_moment, report
 from dynamo_local.core.usage.retention import KEEP_DAYS
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from dynamo_local.tasks import finish_in_thread
 from state.paths import StatePaths
-from state.usage.totals import UsageStore
+from state.usage.totals import UsageStore, read_usage
 
 EVERY_S = 30.0
 """Between two folds, in seconds. What is not folded yet is read from the journals: totals are never out of date."""
@@ -29,8 +34,8 @@ class UsageUpkeep:
         every_s: float = EVERY_S,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        self._paths = paths
         self._store = UsageStore(paths, keep_days=keep_days)
-        self._folder = paths.usage_dir
         self._report = report
         self._failure = ReportOnce(report)
         self._every_s = every_s
@@ -53,4 +58,15 @@ class UsageUpkeep:
         for note in folded.notes:
             self._report.step(note)
         if folded.damaged:
-            self._report.step(f"{folded.damaged} lines in {self._folder} are damaged: more was used than is counted")
+            self._report.step(
+                f"{folded.damaged} lines in {self._paths.usage_dir} are damaged: more was used than is counted"
+            )
+
+    async def tell(self, call: Call) -> dict[str, Any]:
+        """Carry out GET_USAGE. Raises UsageError, StateError."""
+        query, now = call.query, datetime.fromtimestamp(self._wall_clock(), UTC)
+        if unknown := query.keys() - GET_USAGE.query.keys():
+            raise UsageError(f"there is no parameter {min(unknown)[:60]!r}")
+        since, until = (parse_moment(text, now) if text else None for text in map(query.get, ("since", "until")))
+        by = parse_grouping(query["by"]) if "by" in query else DEFAULT_GROUPING
+        return as_document(report(await asyncio.to_thread(read_usage, self._paths), since, until, by))

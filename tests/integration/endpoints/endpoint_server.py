@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.core.endpoints.registry import Registry
-from dynamo_local.core.messages.endpoints import (
-    Board,
-    CreateEndpoint,
-    EndpointsAnswer,
-    EndpointState,
-    EndpointStatus,
-    ListEndpoints,
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.errors import ErrorBody, told_by
+from dynamo_local.control.operations import (
+    CREATE_ENDPOINT,
+    GET_ENDPOINT,
+    LIST_ENDPOINTS,
+    WAKE_ENDPOINT,
+    Operation,
 )
-from dynamo_local.core.subjects import Subjects
+from dynamo_local.core.endpoints.registry import Registry
+from dynamo_local.core.messages.endpoints import Board, EndpointState, EndpointStatus, EndpointView, view_of
 from state.endpoints.registry import read_registry
 from tests.integration.server_process import ServerProcess, eventually
 
 NAMESPACE = "many"
 SLOTS = 3
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What an order was answered with: an endpoint, or a refusal."""
+
+    content: Any
+    refused: ErrorBody | None
+
+    @property
+    def view(self) -> EndpointView:
+        assert self.refused is None, self.refused
+        return view_of(self.content)
 
 
 class EndpointServer(ServerProcess):
@@ -39,32 +52,27 @@ class EndpointServer(ServerProcess):
         super().__init__(root, NAMESPACE, arguments)
         self.await_start()
 
-    def order(self, order: Any) -> EndpointsAnswer:
-        """Give an order on the bus, and return its answer."""
-        return self.orders(order)[0]
+    def order(self, operation: Operation, name: str = "", fields: Any = None, *, query: str = "") -> Answered:
+        """Give an order, and return its answer."""
+        body = b"" if fields is None else msgspec.json.encode(fields)
+        path = operation.path_for({"name": name}) + query
+        _, content = ControlClient(self.paths).send(operation.method, path, body, timeout_s=30)
+        return Answered(msgspec.json.decode(content), told_by(content))
 
-    def orders(self, *orders: Any) -> list[EndpointsAnswer]:
-        """Give orders at the same time, and return their answers."""
+    def ask(self, name: str = "chat") -> Answered:
+        """Have an endpoint woken, as a frontend does that holds a request for it."""
+        return self.order(WAKE_ENDPOINT, name, query="?asked=true")
 
-        async def ask() -> list[EndpointsAnswer]:
-            bus = await Bus.connect(BusAddress.load(self.paths.bus_file), name="orders")
-            subject = Subjects(NAMESPACE).endpoints
-            try:
-                return await asyncio.gather(
-                    *(bus.ask(subject, order, EndpointsAnswer, timeout_s=30) for order in orders)
-                )
-            finally:
-                await bus.close()
+    def create(self, name: str, **fields: Any) -> Answered:
+        return self.order(CREATE_ENDPOINT, "", {"name": name, "model": "random", "engine": "mocker", **fields})
 
-        return asyncio.run(ask())
-
-    def create(self, name: str, **fields: Any) -> EndpointsAnswer:
-        return self.order(CreateEndpoint({"name": name, "model": "random", "engine": "mocker", **fields}))
+    def views(self) -> list[EndpointView]:
+        return [view_of(content) for content in self.order(LIST_ENDPOINTS).content["data"]]
 
     def status(self, name: str) -> EndpointStatus | None:
         """State of the endpoint; None if there is none."""
-        found = self.order(ListEndpoints(name)).endpoints
-        return found[0].status if found else None
+        found = self.order(GET_ENDPOINT, name)
+        return None if found.refused is not None and found.refused.code == 404 else found.view.status
 
     def is_ready(self, name: str, workers: int = 1, revision: int | None = None) -> bool:
         status = self.status(name)

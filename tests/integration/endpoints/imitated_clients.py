@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.core.messages.endpoints import Board, EndpointsAnswer, ListEndpoints, WakeEndpoint
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import LIST_ENDPOINTS, WAKE_ENDPOINT
+from dynamo_local.core.messages.endpoints import Board
 from dynamo_local.core.names import endpoint_of
-from dynamo_local.core.subjects import Subjects
 from state.paths import StatePaths
 
 _EVERY_S = 0.05
@@ -51,24 +51,20 @@ class Clients:
         asyncio.run(self._run(requests, within_s))
 
     async def _run(self, requests: list[Request], within_s: float) -> None:
-        bus = await Bus.connect(BusAddress.load(self.paths.bus_file), name="clients")
-        try:
-            async with asyncio.timeout(within_s):
-                while not (requests[0] in self.requests and all(one.ended_at for one in self.requests)):
-                    if not all(one.ended_at for one in requests):
-                        self._keep_busy(time.monotonic())
-                    if requests[0] not in self.requests and all(self._begun(name) >= 2 for name in self.busy):
-                        self.requests += requests
-                    await self._step(bus)
-                    await asyncio.sleep(_EVERY_S)
-        finally:
-            await bus.close()
+        async with asyncio.timeout(within_s):
+            while not (requests[0] in self.requests and all(one.ended_at for one in self.requests)):
+                if not all(one.ended_at for one in requests):
+                    self._keep_busy(time.monotonic())
+                if requests[0] not in self.requests and all(self._begun(name) >= 2 for name in self.busy):
+                    self.requests += requests
+                await self._step()
+                await asyncio.sleep(_EVERY_S)
         self._tell()
 
-    async def _step(self, bus: Bus) -> None:
-        subject, now = Subjects(self.paths.namespace).endpoints, time.monotonic()
-        answer = await bus.ask(subject, ListEndpoints(), EndpointsAnswer, timeout_s=10)
-        ready = {view.spec.name: view.status.ready for view in answer.endpoints}
+    async def _step(self) -> None:
+        server, now = ControlClient(self.paths), time.monotonic()
+        listed = (await asyncio.to_thread(server.do, LIST_ENDPOINTS))["data"]
+        ready = {endpoint["name"]: endpoint["status"]["ready"] for endpoint in listed}
         board = msgspec.json.decode(self.paths.board_file.read_bytes(), type=Board)
         takes = {endpoint_of(one.revision) for one in board.revisions if one.takes_requests and not one.yields}
         for one in self.requests:
@@ -80,7 +76,7 @@ class Clients:
         for name in {one.endpoint for one in self.requests if one.began_at is None and not ready[one.endpoint]}:
             if now - self._asked_at.get(name, 0) >= _ASK_S:
                 self._asked_at[name] = now
-                await bus.ask(subject, WakeEndpoint(name, asked=True), EndpointsAnswer, timeout_s=10)
+                await asyncio.to_thread(server.do, WAKE_ENDPOINT, query={"asked": "true"}, name=name)
 
     def _keep_busy(self, now: float) -> None:
         for name in self.busy:

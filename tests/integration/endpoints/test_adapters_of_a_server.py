@@ -10,15 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo_local.core.messages.endpoints import (
-    AdapterOrdered,
-    Board,
-    DeleteEndpoint,
-    EndpointsAnswer,
-    ListEndpoints,
-    UpdateEndpoint,
-)
-from tests.integration.endpoints.endpoint_server import EndpointServer
+from dynamo_local.control.operations import DELETE_ENDPOINT, GET_ENDPOINT, UPDATE_ENDPOINT
+from dynamo_local.core.messages.endpoints import AdapterOrdered, Board
+from tests.integration.endpoints.endpoint_server import Answered, EndpointServer
 from tests.integration.server_process import eventually
 
 pytestmark = pytest.mark.integration
@@ -32,13 +26,13 @@ def server(tmp_path: Path) -> Iterator[EndpointServer]:
         yield server
 
 
-def adapter(server: EndpointServer, name: str, **fields: Any) -> EndpointsAnswer:
+def adapter(server: EndpointServer, name: str, **fields: Any) -> Answered:
     return server.create(name, engine=None, model=f"/adapters/{name}", adapter_of="chat", **fields)
 
 
-def ordered(answer: EndpointsAnswer) -> AdapterOrdered | None:
+def ordered(answer: Answered) -> AdapterOrdered | None:
     assert answer.refused is None, answer.refused
-    return answer.endpoints[0].adapter
+    return answer.view.adapter
 
 
 def adapters(server: EndpointServer) -> dict[str, dict[str, str]]:
@@ -73,10 +67,10 @@ def test_a_base_without_room_is_rolled_once_and_keeps_it(server: EndpointServer)
     assert set(before) == {"pirate", "robot", "parrot"}
 
     # One of the same name is another one.
-    server.order(DeleteEndpoint("pirate"))
+    server.order(DELETE_ENDPOINT, "pirate")
     assert set(adapters(server)["chat@2"]) == {"robot", "parrot"}
     adapter(server, "pirate")
-    server.order(UpdateEndpoint("robot", {"model": "/adapters/other"}))
+    server.order(UPDATE_ENDPOINT, "robot", {"model": "/adapters/other"})
     after = adapters(server)["chat@2"]
     assert after["parrot"] == before["parrot"]
     assert {after[name] for name in ("pirate", "robot")}.isdisjoint(before.values())
@@ -89,7 +83,7 @@ def test_a_base_without_room_is_rolled_once_and_keeps_it(server: EndpointServer)
         again.await_ready("chat", revision=2)
         again.await_state("pirate", "ready")
         assert adapters(again) == {"chat@2": after}
-        assert "args" not in msgspec.to_builtins(again.order(ListEndpoints("chat")).endpoints[0].spec)
+        assert "args" not in msgspec.to_builtins(again.order(GET_ENDPOINT, "chat").view.spec)
 
 
 def test_what_the_owner_has_given_and_the_devices_are_respected(server: EndpointServer) -> None:
@@ -97,12 +91,12 @@ def test_what_the_owner_has_given_and_the_devices_are_respected(server: Endpoint
     server.await_ready("chat")
     refused = adapter(server, "pirate").refused
     assert refused is not None
-    assert (refused.status, "--roll" in refused.remedy) == (409, True)
+    assert (refused.code, "--roll" in refused.message) == (409, True)
     server.create("others", min_workers=2)
     server.await_ready("others", workers=2)
     refused = adapter(server, "pirate", roll=True).refused
     assert refused is not None
-    assert "no device is free for a worker of the new revision of chat" in refused.cause
+    assert "no device is free for a worker of the new revision of chat" in refused.message
     assert set(server.registry().entries) == {"chat", "others"}
     rolled = ordered(adapter(server, "pirate", roll=True, replace=True))
     assert rolled is not None

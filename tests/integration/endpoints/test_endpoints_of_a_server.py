@@ -1,4 +1,4 @@
-"""Endpoints of a real server, with mockers, ordered on the bus; the frontend is imitated."""
+"""Endpoints of a real server, with mockers, ordered by its control API; the frontend is imitated."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.core.messages.endpoints import (
-    DeleteEndpoint,
-    EndpointStatus,
-    ScaleEndpoint,
-    UpdateEndpoint,
-)
+from dynamo_local.control.operations import DELETE_ENDPOINT, SCALE_ENDPOINT, UPDATE_ENDPOINT
+from dynamo_local.core.messages.endpoints import EndpointStatus
 from tests.integration.endpoints.endpoint_server import SLOTS, EndpointServer
 from tests.integration.server_process import eventually
 
@@ -28,7 +24,7 @@ def server(tmp_path: Path) -> Iterator[EndpointServer]:
 
 def test_endpoints_come_and_go_and_outlive_the_server(server: EndpointServer, tmp_path: Path) -> None:
     created = server.create("chat", max_workers=2)
-    assert created.endpoints[0].status.state in ("fetching", "starting")
+    assert created.view.status.state in ("fetching", "starting")
     assert set(server.registry().entries) == {"chat"}, "an order is on disk before it is answered"
     server.create("other")
     server.await_ready("chat")
@@ -36,12 +32,12 @@ def test_endpoints_come_and_go_and_outlive_the_server(server: EndpointServer, tm
 
     # An endpoint that is deleted while it starts.
     server.create("brief")
-    assert server.order(DeleteEndpoint("brief")).endpoints[0].status.state == "deleting"
+    assert server.order(DELETE_ENDPOINT, "brief").view.status.state == "deleting"
     eventually(lambda: server.status("brief") is None, "brief is still there")
     assert server.workers("brief@1") == []
     assert not server.paths.graph_of("brief@1").exists()
 
-    server.order(ScaleEndpoint("chat", 2))
+    server.order(SCALE_ENDPOINT, "chat", {"workers": 2})
     server.await_ready("chat", workers=2)
     assert server.board() == {"chat@1": True, "other@1": True}
 
@@ -62,7 +58,7 @@ def test_updates_roll_and_go_back(server: EndpointServer) -> None:
     server.create("chat")
     server.await_ready("chat")
     server.in_flight.write_text("2")
-    server.order(UpdateEndpoint("chat", {"args": {"seed": 7}}))
+    server.order(UPDATE_ENDPOINT, "chat", {"args": {"seed": 7}})
     eventually(lambda: server.board() == {"chat@1": False, "chat@2": True}, "the new revision does not answer")
     # The old one has two requests under way.
     finishing = EndpointStatus("updating", "2 requests under way", 2, wanted=1, ready=1)
@@ -75,7 +71,7 @@ def test_updates_roll_and_go_back(server: EndpointServer) -> None:
 
     # What cannot be loaded is gone back from, and nothing was disturbed.
     missing = {"engine": "vllm", "model": "/nowhere/model"}
-    server.order(UpdateEndpoint("chat", missing))
+    server.order(UPDATE_ENDPOINT, "chat", missing)
     eventually(lambda: "failed" in (server.status("chat") or EndpointStatus("ready")).reason, "it does not go back")
     status = server.status("chat")
     assert status is not None
@@ -95,21 +91,21 @@ def test_what_cannot_be_done_is_said_in_one_line(server: EndpointServer) -> None
 
     many = server.create("many", min_workers=SLOTS + 1)
     assert many.refused is not None
-    assert many.refused.status == 400
-    assert f"{SLOTS + 1} CPU slots" in many.refused.cause
-    assert f"there are {SLOTS}" in many.refused.cause
+    assert many.refused.code == 400
+    assert f"{SLOTS + 1} CPU slots" in many.refused.message
+    assert f"there are {SLOTS}" in many.refused.message
 
     twice = server.create("lost")
     assert twice.refused is not None
-    assert twice.refused.status == 409
-    absent = server.order(DeleteEndpoint("nobody"))
+    assert twice.refused.code == 409
+    absent = server.order(DELETE_ENDPOINT, "nobody")
     assert absent.refused is not None
-    assert absent.refused.status == 404
-    beyond = server.order(ScaleEndpoint("lost", 2))
+    assert absent.refused.code == 404
+    beyond = server.order(SCALE_ENDPOINT, "lost", {"workers": 2})
     assert beyond.refused is not None
-    assert beyond.refused.status == 400
+    assert beyond.refused.code == 400
     assert set(server.registry().entries) == {"lost"}
 
     # It stays listed, so that it can be corrected.
-    server.order(UpdateEndpoint("lost", {"engine": "mocker", "model": "random"}))
+    server.order(UPDATE_ENDPOINT, "lost", {"engine": "mocker", "model": "random"})
     server.await_ready("lost", revision=2)

@@ -6,20 +6,16 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from dynamo_local.core.errors import BusError
-from dynamo_local.core.messages.endpoints import ParkEndpoint, ScaleEndpoint, WakeEndpoint
+from dynamo_local.control.operations import PARK_ENDPOINT, SCALE_ENDPOINT
 from state.machine.processes import command_name
 from tests.integration.endpoints.endpoint_server import EndpointServer
 from tests.integration.server_process import eventually
 
 pytestmark = pytest.mark.integration
-
-ASKED = WakeEndpoint("chat", asked=True)
 
 
 @pytest.fixture
@@ -53,16 +49,16 @@ PIDS: dict[str, Callable[[EndpointServer], int | None]] = {
 def come_to(server: EndpointServer, moment: str) -> None:
     """Have the endpoint in that state, or on the way there."""
     if moment in ("asleep", "waking"):
-        server.order(ScaleEndpoint("chat", 0))
+        server.order(SCALE_ENDPOINT, "chat", {"workers": 0})
         eventually(lambda: server.workers("chat@1") == [], "its worker does not end")
         server.await_state("chat", "asleep")
     else:
         wake(server)
-        server.order(ParkEndpoint("chat"))
+        server.order(PARK_ENDPOINT, "chat")
     if moment == "parked":
         server.await_state("chat", "parked")
     if moment == "waking":
-        server.order(ASKED)
+        server.ask()
         eventually(lambda: worker(server) is not None, "no worker starts")
 
 
@@ -71,10 +67,8 @@ def wake(server: EndpointServer) -> None:
     server.hold({"chat": 1})
 
     def is_ready() -> bool:
-        with suppress(BusError):
-            assert server.order(ASKED).refused is None
-            return server.is_ready("chat")
-        return False
+        assert server.ask().refused is None
+        return server.is_ready("chat")
 
     eventually(is_ready, "it does not wake")
     server.hold({})

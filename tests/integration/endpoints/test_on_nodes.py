@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.core.messages.endpoints import DeleteEndpoint, ScaleEndpoint, WakeEndpoint
+from dynamo_local.control.operations import DELETE_ENDPOINT, SCALE_ENDPOINT, WAKE_ENDPOINT
 from dynamo_local.core.names import LOCAL_NODE
 from state.paths import StatePaths
 from tests.child_nodes import node_root, pid_file
@@ -55,8 +55,8 @@ def test_what_a_dead_node_has_lost_starts_elsewhere(server: EndpointServer) -> N
     assert server.create("chat", min_workers=0, max_workers=4, sleep_after_s=600).refused is None
     server.await_state("chat", "asleep")
     assert not nodes_of(server, "chat@1")
-    assert server.order(WakeEndpoint("chat")).refused is None
-    assert server.order(ScaleEndpoint("chat", 2)).refused is None
+    assert server.order(WAKE_ENDPOINT, "chat").refused is None
+    assert server.order(SCALE_ENDPOINT, "chat", {"workers": 2}).refused is None
     server.await_ready("chat", 2)
     assert nodes_of(server, "chat@1") == {"a": 1, "b": 1}
     for watcher, entry in server.state().components.items():
@@ -78,7 +78,7 @@ def test_endpoints_take_turns_on_the_devices_of_a_node(server: EndpointServer) -
     assert server.create("pair", min_workers=0, max_workers=1, gpu=2).refused is None
     server.await_state("pair", "asleep")
     # Both devices that there are are held by `chat`, which has no request.
-    server.order(WakeEndpoint("pair", asked=True))
+    server.ask("pair")
     server.await_ready("pair")
     (entry,) = (entry for entry in server.state().components.values() if entry.watcher.revision == "pair@1")
     assert (entry.node, sorted(entry.devices)) == ("b", [0, 1])
@@ -87,7 +87,7 @@ def test_endpoints_take_turns_on_the_devices_of_a_node(server: EndpointServer) -
 
 def test_without_workers_nothing_runs_on_the_nodes(server: EndpointServer) -> None:
     pid = node_pid(server, "b")
-    server.order(DeleteEndpoint("pair"))
+    server.order(DELETE_ENDPOINT, "pair")
     eventually(lambda: not Path(f"/proc/{pid}").exists(), "the node server does not end", PATIENCE_S)
     eventually(lambda: server.status("pair") is None, "it is not deleted")
 
@@ -96,9 +96,9 @@ def test_more_than_all_nodes_have_is_refused_and_so_are_adapters(server: Endpoin
     refused = server.create("huge", min_workers=3, max_workers=3).refused
     assert refused is not None
     # One of the two nodes is dead.
-    assert "needs 3 CPU slots" in refused.cause
-    assert "there are 2" in refused.cause
-    assert "add a node to the cluster" in refused.remedy
+    assert "needs 3 CPU slots" in refused.message
+    assert "there are 2" in refused.message
+    assert "add a node to the cluster" in refused.message
     refused = server.create("pirate", engine=None, model="/adapters/pirate", adapter_of="chat").refused
     assert refused is not None
-    assert "cannot be served on a cluster" in refused.cause
+    assert "cannot be served on a cluster" in refused.message

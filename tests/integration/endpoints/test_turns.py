@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.core.messages.endpoints import ListEndpoints, WakeEndpoint
+from dynamo_local.control.operations import WAKE_ENDPOINT
 from dynamo_local.supervisor.server.reports.event_log import EventReader
 from tests.integration.endpoints.endpoint_server import EndpointServer
 from tests.integration.endpoints.imitated_clients import Clients, Request
@@ -59,7 +59,7 @@ def test_a_queue_of_mixed_requests_takes_few_starts_and_a_running_request_is_nev
     ended = [event for event in EventReader(server.paths.events_file).all() if event.kind == "swap" and event.took_s]
     assert {(event.endpoint, event.to) for event in ended} <= {(a, b) for a in "abc" for b in "abc" if a != b}
     assert len(ended) >= 2
-    views = server.order(ListEndpoints()).endpoints
+    views = server.views()
     assert sum(view.history.swaps for view in views) == len(ended)
     assert "asked for" in log
 
@@ -101,13 +101,13 @@ def test_two_busy_endpoints_take_turns_and_one_that_is_killed_meanwhile_loses_no
 def test_an_owner_may_wake_one_while_another_is_idle_and_a_schedule_takes_what_is_not_used(
     server: EndpointServer,
 ) -> None:
-    assert server.order(WakeEndpoint("a")).refused is None
+    assert server.order(WAKE_ENDPOINT, "a").refused is None
     server.await_ready("a")
     # Nobody asks for it.
     server.create("kept", min_workers=0, awake=["daily 00:00-24:00"])
     server.await_ready("kept")
     assert "its device was given to kept" in server.await_state("a", "asleep").reason
-    assert server.order(WakeEndpoint("b")).refused is None
+    assert server.order(WAKE_ENDPOINT, "b").refused is None
     server.await_ready("b")
     assert "its device was given to b" in server.await_state("kept", "asleep").reason
     server.await_ready("kept")

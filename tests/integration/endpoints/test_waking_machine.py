@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.core.messages.endpoints import ParkEndpoint, WakeEndpoint
+from dynamo_local.control.operations import PARK_ENDPOINT, WAKE_ENDPOINT
 from tests.integration.endpoints.endpoint_server import SLOTS, EndpointServer
 from tests.integration.server_process import eventually
 
 pytestmark = pytest.mark.integration
 
-ASKED = WakeEndpoint("chat", asked=True)
 GONE = {number: f"offline: {number}" for number in range(SLOTS)}
 LOST = "CPU slot 0 is gone (offline: 0)"
 
@@ -30,21 +29,21 @@ def server(tmp_path: Path) -> Iterator[EndpointServer]:
 
 def is_refused(server: EndpointServer, *parts: str) -> None:
     """Ask for it: it fails with this reason, which those who ask are told, until they ask again after a pause."""
-    assert server.order(ASKED).refused is None
+    assert server.ask().refused is None
     failed = server.await_state("chat", "failed")
     assert all(part in failed.reason for part in parts), failed.reason
-    refused = server.order(ASKED).refused
+    refused = server.ask().refused
     assert refused is not None
-    assert (refused.status, parts[0] in refused.cause) == (503, True)
+    assert (refused.code, parts[0] in refused.message) == (503, True)
 
 
 def wakes_again(server: EndpointServer) -> None:
-    eventually(lambda: server.order(ASKED).refused is None, "it is not tried again")
+    eventually(lambda: server.ask().refused is None, "it is not tried again")
     server.await_ready("chat")
 
 
 def park(server: EndpointServer) -> None:
-    server.order(ParkEndpoint("chat"))
+    server.order(PARK_ENDPOINT, "chat")
     server.await_state("chat", "parked")
 
 
@@ -58,7 +57,7 @@ def test_without_a_device_it_does_not_wake(server: EndpointServer) -> None:
 
 
 def test_a_parked_worker_whose_device_is_gone_is_replaced_or_refused(server: EndpointServer) -> None:
-    server.order(WakeEndpoint("chat"))
+    server.order(WAKE_ENDPOINT, "chat")
     server.await_ready("chat")
     park(server)
     server.hold({"chat": 1})

@@ -7,24 +7,17 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from dynamo_local.core.messages.endpoints import (
-    ListEndpoints,
-    ParkEndpoint,
-    ScaleEndpoint,
-    UpdateEndpoint,
-    WakeEndpoint,
-)
+from dynamo_local.control.operations import GET_ENDPOINT, PARK_ENDPOINT, SCALE_ENDPOINT, UPDATE_ENDPOINT, WAKE_ENDPOINT
 from dynamo_local.supervisor.admin.status import list_watchers
 from tests.integration.endpoints.endpoint_server import SLOTS, EndpointServer
 from tests.integration.server_process import eventually
 
 pytestmark = pytest.mark.integration
-
-ASKED = WakeEndpoint("chat", asked=True)
 
 
 @pytest.fixture
@@ -48,7 +41,8 @@ def test_it_wakes_once_for_many_and_sleeps_again(server: EndpointServer) -> None
     assert server.workers("chat@1") == []
 
     server.use(100)
-    answers = server.orders(*[ASKED] * 100)
+    with ThreadPoolExecutor(100) as pool:
+        answers = list(pool.map(lambda _: server.ask(), range(100)))
     assert all(answer.refused is None for answer in answers)
     server.await_ready("chat")
     assert len(server.workers("chat@1")) == 1
@@ -64,7 +58,7 @@ def test_it_wakes_once_for_many_and_sleeps_again(server: EndpointServer) -> None
 
     server.use(0)
     server.await_state("chat", "asleep")
-    (chat,) = server.order(ListEndpoints("chat")).endpoints
+    chat = server.order(GET_ENDPOINT, "chat").view
     assert (chat.history.wakes, chat.history.sleeps) == ({"request": 1}, {"idle": 1})
     assert chat.history.last.startswith("asleep: no request for 1.5 s")
     eventually(lambda: server.workers("chat@1") == [], "its worker does not end")
@@ -72,11 +66,11 @@ def test_it_wakes_once_for_many_and_sleeps_again(server: EndpointServer) -> None
     assert server.board() == {"chat@1": True}
 
     # An update of it is checked, and starts nothing.
-    server.order(UpdateEndpoint("chat", {"args": {"seed": 7}}))
+    server.order(UPDATE_ENDPOINT, "chat", {"args": {"seed": 7}})
     eventually(lambda: server.board() == {"chat@2": True}, "the new revision takes no requests")
     server.await_state("chat", "asleep")
     assert server.workers("chat@2") == []
-    server.order(WakeEndpoint("chat"))
+    server.order(WAKE_ENDPOINT, "chat")
     server.await_ready("chat", revision=2)
 
     # The next server wakes nobody.
@@ -85,7 +79,7 @@ def test_it_wakes_once_for_many_and_sleeps_again(server: EndpointServer) -> None
     eventually(lambda: server.processes() == (), "a process outlives the server")
     with EndpointServer(server.paths.root) as again:
         again.await_state("chat", "asleep")
-        again.order(ASKED)
+        again.ask()
         again.await_ready("chat", revision=2)
 
 
@@ -94,7 +88,7 @@ def test_a_start_is_broken_off_once_nobody_waits_for_it(server: EndpointServer) 
     eventually(lambda: server.board() == {"chat@1": True}, "it takes no requests")
     for _ in range(2):
         server.hold({"chat": 1})
-        server.order(ASKED)
+        server.ask()
         server.await_reason("chat", "1 request waits")
         eventually(lambda: len(server.workers("chat@1")) == 1, "no worker starts")
         server.hold({})
@@ -102,10 +96,10 @@ def test_a_start_is_broken_off_once_nobody_waits_for_it(server: EndpointServer) 
         eventually(lambda: server.workers("chat@1") == [], "its worker does not end")
     assert happened(server, "cannot start") == 0
     # Its owner has it start, whoever waits.
-    server.order(WakeEndpoint("chat"))
+    server.order(WAKE_ENDPOINT, "chat")
     eventually(lambda: len(server.workers("chat@1")) == 1, "no worker starts")
     server.hold({"chat": 1})
-    server.order(ASKED)
+    server.ask()
     server.await_reason("chat", "1 request waits")
     server.hold({})
     server.await_reason("chat", "its workers start")
@@ -118,27 +112,27 @@ def test_what_cannot_be_done_is_said(server: EndpointServer) -> None:
 
     server.create("chat", min_workers=0)
     server.await_state("chat", "asleep")
-    for order, status, cause in (
-        (ParkEndpoint("chat"), 409, "is asleep"),
-        (ScaleEndpoint("chat", 1), 409, "is asleep"),
-        (ParkEndpoint("nobody"), 404, "no endpoint"),
-        (WakeEndpoint("nobody"), 404, "no endpoint"),
+    for operation, name, fields, status, cause in (
+        (PARK_ENDPOINT, "chat", None, 409, "is asleep"),
+        (SCALE_ENDPOINT, "chat", {"workers": 1}, 409, "is asleep"),
+        (PARK_ENDPOINT, "nobody", None, 404, "no endpoint"),
+        (WAKE_ENDPOINT, "nobody", None, 404, "no endpoint"),
     ):
-        refused = server.order(order).refused
+        refused = server.order(operation, name, fields).refused
         assert refused is not None
-        assert (refused.status, cause in refused.cause) == (status, True), refused
+        assert (refused.code, cause in refused.message) == (status, True), refused
 
     # Others have all devices: its owner is told who, and a request waits for one.
     server.create("busy", min_workers=SLOTS)
     server.await_ready("busy", workers=SLOTS)
-    refused = server.order(WakeEndpoint("chat")).refused
+    refused = server.order(WAKE_ENDPOINT, "chat").refused
     assert refused is not None
-    assert (refused.status, "busy" in refused.remedy) == (409, True)
+    assert (refused.code, "busy" in refused.message) == (409, True)
     server.use(1)
-    server.order(ASKED)
+    server.ask()
     assert "slot" in server.await_state("chat", "waiting").reason
-    server.order(UpdateEndpoint("busy", {"min_workers": SLOTS - 1}))
-    server.order(ScaleEndpoint("busy", SLOTS - 1))
+    server.order(UPDATE_ENDPOINT, "busy", {"min_workers": SLOTS - 1})
+    server.order(SCALE_ENDPOINT, "busy", {"workers": SLOTS - 1})
     server.await_ready("chat")
 
 
@@ -148,9 +142,9 @@ def test_an_idle_endpoint_gives_its_device_to_one_that_is_asked_for(server: Endp
         server.create(name, min_workers=0)
         server.await_state(name, "asleep")
     for name in names[:-1]:
-        server.order(WakeEndpoint(name))
+        server.order(WAKE_ENDPOINT, name)
         server.await_ready(name)
-    server.order(WakeEndpoint(names[-1], asked=True))
+    server.ask(names[-1])
     server.await_ready(names[-1])
     assert server.await_state(names[0], "asleep").reason.startswith("its device was given to")
 
@@ -164,11 +158,11 @@ def test_a_start_that_fails_is_told_and_repeated_only_for_a_request_after_a_paus
         server.await_state("chat", "asleep")
         server.use(1)
         for times in (1, 2):
-            assert server.order(ASKED).refused is None
+            assert server.ask().refused is None
             assert "not ready within 3 s" in server.await_state("chat", "failed").reason
-            refused = server.order(ASKED).refused
+            refused = server.ask().refused
             assert refused is not None
-            assert (refused.status, "not ready within 3 s" in refused.cause) == (503, True)
+            assert (refused.code, "not ready within 3 s" in refused.message) == (503, True)
             # After a pause, and not before somebody asks.
             assert "the last start failed" in server.await_state("chat", "asleep").reason
             assert happened(server, "cannot start") == times
@@ -183,27 +177,27 @@ def test_a_model_that_changed_meanwhile_is_loaded_as_another_revision(server: En
     eventually(lambda: server.board() == {"chat@1": True}, "it takes no requests")
     (model / "weights").write_text("newer")
     server.hold({"chat": 1})
-    server.order(ASKED)
+    server.ask()
     server.await_ready("chat", revision=2)
     assert happened(server, "its model's files have changed") == 1
 
     server.hold({})
     # A further worker would load others than the one that there is.
     (model / "weights").write_text("newest")
-    server.order(ScaleEndpoint("chat", 2))
+    server.order(SCALE_ENDPOINT, "chat", {"workers": 2})
     server.await_ready("chat", workers=2, revision=3)
     assert server.workers("chat@2") == []
 
-    server.order(ScaleEndpoint("chat", 0))
+    server.order(SCALE_ENDPOINT, "chat", {"workers": 0})
     eventually(lambda: server.workers("chat@3") == [], "its workers do not end")
     (model / "weights").unlink()
     model.rmdir()
     server.hold({"chat": 1})
-    server.order(ASKED)
+    server.ask()
     failed = server.await_state("chat", "failed")
     assert f"the model's folder {model} cannot be read" in failed.reason
     assert "\n" not in failed.reason
-    refused = server.order(ASKED).refused
+    refused = server.ask().refused
     assert refused is not None
-    assert (refused.status, "cannot be read" in refused.cause) == (503, True)
+    assert (refused.code, "cannot be read" in refused.message) == (503, True)
     assert server.workers("chat@3") == []

@@ -20,34 +20,31 @@ from components.frontend.endpoints.served_models import ServedModels
 from components.frontend.http.gate import HttpGate
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.bus.subscriptions import Answer as BusAnswer
-from dynamo_local.bus.subscriptions import Subscription
+from dynamo_local.control.operations import WAKE_ENDPOINT, Call
 from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.core.errors import EngineError
+from dynamo_local.core.errors import DynamoError, EngineError
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.messages.admin import RequestsAnswer, RequestsQuestion
 from dynamo_local.core.messages.endpoints import (
     Board,
     BoardRevision,
-    EndpointOrder,
-    EndpointRefusal,
-    EndpointsAnswer,
     EndpointState,
     EndpointStatus,
     EndpointView,
     ServedAdapter,
 )
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Watcher, parse_revision
+from dynamo_local.core.names import Watcher, check_endpoint, parse_revision
 from dynamo_local.core.ports import Dispatcher, Progress, Request
 from dynamo_local.core.request.fidelity import Fidelity, Survival
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.mocker.engine import MockerEngine
 from dynamo_local.engine.mocker.tokens import continuation
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.supervisor.control.api import ControlApi, ControlSocket
 from dynamo_local.tasks import TaskGuard
-from state.files import replace_file
+from state.files import make_sockets, remove_run_directory, replace_file
 from state.paths import StatePaths
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import until
@@ -122,38 +119,34 @@ class EchoApplication:
 
 
 class ImitatedServer:
-    """Takes orders to wake endpoints. `refuses`: all of them. `under_way`: not answered yet."""
+    """Takes orders to wake endpoints, whose names are in `orders`. `refuses`: all of them. `under_way`: not answered
+    yet."""
 
-    def __init__(self, bus: Bus, subjects: Subjects) -> None:
-        self._bus, self._subject = bus, subjects.endpoints
-        self._tasks = TaskGuard()
-        self.orders: list[EndpointOrder] = []
-        self.refuses: EndpointRefusal | None = None
+    def __init__(self, paths: StatePaths) -> None:
+        self._paths = paths
+        self.orders: list[str] = []
+        self.refuses: DynamoError | None = None
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.under_way = self.most_under_way = 0
-        self._subscription: Subscription | None = None
 
-    async def start(self) -> None:
-        self._subscription = await self._bus.serve(self._subject, EndpointOrder, self._on_order)
-        await self._bus.flush()
+    async def start(self, ending: AsyncExitStack) -> None:
+        api = ControlApi()
+        api.take({WAKE_ENDPOINT: self._wake})
+        ending.callback(remove_run_directory, self._paths)
+        socket = ControlSocket(api, make_sockets(self._paths).control)
+        ending.push_async_callback(socket.close, asyncio.create_task(socket.run()))
 
-    async def stop(self) -> None:
-        """Answer nobody from here on."""
-        assert self._subscription is not None
-        await self._subscription.unsubscribe()
-        await self._bus.flush()
-
-    async def _on_order(self, order: EndpointOrder, answer: BusAnswer) -> None:
-        self.orders.append(order)
-        self._tasks.spawn("answer", self._answer(answer))
-
-    async def _answer(self, answer: BusAnswer) -> None:
+    async def _wake(self, call: Call) -> dict[str, Any]:
+        assert call.flag("asked")
+        self.orders.append(call.name(check_endpoint))
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         await self.may_answer.wait()
-        await answer.send(EndpointsAnswer(refused=self.refuses))
         self.under_way -= 1
+        if self.refuses is not None:
+            raise self.refuses
+        return {}
 
 
 class EndpointScene:
@@ -262,8 +255,8 @@ class EndpointScene:
 
     async def server(self) -> ImitatedServer:
         """Begin to answer orders as the server does."""
-        server = ImitatedServer(await self._connect(), self.subjects)
-        await server.start()
+        server = ImitatedServer(self.paths)
+        await server.start(self._ending)
         return server
 
     async def requests(self, revision: str, limit: int) -> RequestsAnswer:

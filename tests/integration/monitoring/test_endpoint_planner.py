@@ -8,38 +8,33 @@ import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefill_queue
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Answer
+from dynamo_local.control.operations import SCALE_ENDPOINT, Call
 from dynamo_local.core import codec
 from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.core.errors import ConfigError, NotRunningError, UsageError
-from dynamo_local.core.messages.endpoints import (
-    Board,
-    BoardRevision,
-    EndpointOrder,
-    EndpointRefusal,
-    EndpointsAnswer,
-    EndpointStatus,
-    EndpointView,
-    ScaleEndpoint,
-)
+from dynamo_local.core.errors import ConfigError, EndpointConflictError, NotRunningError, UsageError
+from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointStatus, EndpointView, shown
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.planner import PlannerReport
 from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.messages.presence import Counts, Load, Presence
+from dynamo_local.core.names import check_endpoint
+from dynamo_local.core.planning.endpoints.decision import ScaleEndpoint
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.planner.decision_log import DecisionLog
 from dynamo_local.planner.session import PlannerSession
+from dynamo_local.supervisor.control.api import ControlApi, ControlSocket
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from dynamo_local.tasks import TaskGuard
 from state.devices.allocation import Device, Inventory
-from state.files import replace_file
+from state.files import make_sockets, remove_run_directory, replace_file
 from state.paths import StatePaths
 from state.record import ServerRecord, write_record
 from state.statefile.model import Owner
@@ -84,7 +79,14 @@ class FakeServer:
         Blueprint("pipe", "/", inventory, (), 60.0, 60.0).write(self.paths.blueprint_file)
         write_record(self.paths, ServerRecord("running"))
         self.show()
-        await self.bus.serve(self.subjects.endpoints, EndpointOrder, self.on_order)
+        api = ControlApi()
+        api.take({SCALE_ENDPOINT: self.scale})
+        self._socket = ControlSocket(api, make_sockets(self.paths).control)
+        self._answering = asyncio.create_task(self._socket.run())
+
+    async def close(self) -> None:
+        await self._socket.close(self._answering)
+        remove_run_directory(self.paths)
 
     def show(self) -> None:
         """Write the board."""
@@ -101,18 +103,17 @@ class FakeServer:
         )
         replace_file(self.paths.board_file, msgspec.json.encode(Board(self.number, revisions, tuple(views))))
 
-    async def on_order(self, order: ScaleEndpoint, answer: Answer) -> None:
+    async def scale(self, call: Call) -> dict[str, Any]:
+        order = ScaleEndpoint(call.name(check_endpoint), **call.fields())
         self.orders.append(order)
         if self.refuses:
-            await answer.send(EndpointsAnswer(refused=EndpointRefusal(409, self.refuses)))
-            return
+            raise EndpointConflictError(self.refuses)
         status = self.statuses[order.name]
         wanted = status.wanted if order.workers is None else order.workers
         prefill = status.wanted_prefill if order.prefill_workers is None else order.prefill_workers
         self.statuses[order.name] = msgspec.structs.replace(status, wanted=wanted, wanted_prefill=prefill)
-        view = EndpointView(EndpointSpec(name=order.name, model="m"), self.statuses[order.name], 1.0, 1.0)
         self.show()
-        await answer.send(EndpointsAnswer((view,)))
+        return shown(EndpointView(EndpointSpec(name=order.name, model="m"), self.statuses[order.name], 1.0, 1.0))
 
     async def announce(self, revision: str, watcher: str, role: str, *, in_flight: int | None = None) -> None:
         """Publish the presence of a worker of the revision, or of a frontend that serves it."""
@@ -132,10 +133,11 @@ class FakeServer:
 
 
 @pytest.fixture
-async def server(bus: Bus, subjects: Subjects, tmp_path: Path) -> FakeServer:
+async def server(bus: Bus, subjects: Subjects, tmp_path: Path) -> AsyncIterator[FakeServer]:
     server = FakeServer(bus, StatePaths(tmp_path, subjects.namespace))
     await server.start()
-    return server
+    yield server
+    await server.close()
 
 
 @dataclass

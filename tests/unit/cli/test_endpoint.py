@@ -10,24 +10,19 @@ from typing import Any
 
 import pytest
 
-from dynamo_local.cli.endpoints import sending
 from dynamo_local.cli.endpoints.text import as_json_text, ordered_text
 from dynamo_local.cli.main import run
+from dynamo_local.control.operations import CREATE_ENDPOINT, UPDATE_ENDPOINT, Operation
 from dynamo_local.core.endpoints.checks import read_spec
 from dynamo_local.core.endpoints.registry import Registry, create
-from dynamo_local.core.messages.endpoints import (
-    AdapterOrdered,
-    CreateEndpoint,
-    EndpointOrder,
-    EndpointStatus,
-    EndpointView,
-    UpdateEndpoint,
-)
+from dynamo_local.core.messages.endpoints import AdapterOrdered, EndpointStatus, EndpointView
+from dynamo_local.supervisor.admin.orders.endpoints import EndpointClient
 from state.endpoints.registry import RegistryStore, read_registry
 from state.locks import ServerLock
 from state.paths import StatePaths
 
-Typed = Callable[..., EndpointOrder]
+Order = tuple[Operation, str, dict[str, Any] | None]
+Typed = Callable[..., Order]
 
 
 @pytest.fixture(autouse=True)
@@ -42,15 +37,17 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StatePaths:
 @pytest.fixture
 def ordered(monkeypatch: pytest.MonkeyPatch) -> Typed:
     """Types a command, and returns the order that it would send to the server of namespace here."""
-    sent: list[EndpointOrder] = []
+    sent: list[Order] = []
 
-    async def send(paths: StatePaths, order: CreateEndpoint | UpdateEndpoint, *_: Any) -> EndpointView:
-        sent.append(order)
+    def order(
+        _: EndpointClient, operation: Operation, name: str = "", fields: dict[str, Any] | None = None
+    ) -> EndpointView:
+        sent.append((operation, name, fields))
         return EndpointView(read_spec({"name": "chat", "model": "m"}), EndpointStatus("ready"), 0.0, 0.0)
 
-    monkeypatch.setattr(sending, "_send", send)
+    monkeypatch.setattr(EndpointClient, "order", order)
 
-    def typed(*words: str) -> EndpointOrder:
+    def typed(*words: str) -> Order:
         assert run(["endpoint", *words, "--namespace", "here"]) == 0
         return sent.pop()
 
@@ -76,9 +73,9 @@ class TestOrders:
         words = "create chat --model ./mine --engine mocker --gpu 0.5 --min-workers 2 --max-workers 4 --disagg "
         words += "--min-prefill-workers 1 --max-prefill-workers 2 --requests-per-worker 8 --policy load --label a=b=c "
         words += "--arg mocker-speedup=2 --max_model_len 4096 -tp 2 --no-enable-prefix-caching --arg revision=1"
-        order = ordered(*words.split())
-        assert isinstance(order, CreateEndpoint)
-        assert order.spec == {
+        operation, _, fields = ordered(*words.split())
+        assert operation == CREATE_ENDPOINT
+        assert fields == {
             "name": "chat",
             "model": str(tmp_path / "work" / "mine"),
             "engine": "mocker",
@@ -101,17 +98,21 @@ class TestOrders:
         }
 
     def test_what_is_not_given_is_not_ordered(self, ordered: Typed) -> None:
-        assert ordered("create", "chat", "--model", "a/b") == CreateEndpoint({"name": "chat", "model": "a/b"})
+        assert ordered("create", "chat", "--model", "a/b") == (CREATE_ENDPOINT, "", {"name": "chat", "model": "a/b"})
 
     def test_adapters(self, ordered: Typed) -> None:
         order = ordered("create", "fr", "--model", "/lora", "--adapter-of", "chat")
-        assert order == CreateEndpoint({"name": "fr", "model": "/lora", "adapter_of": "chat"})
+        assert order == (CREATE_ENDPOINT, "", {"name": "fr", "model": "/lora", "adapter_of": "chat"})
         order = ordered("create", "fr", "--model", "/lora", "--adapter-of", "chat", "--roll", "--replace")
-        assert order == CreateEndpoint(
-            {"name": "fr", "model": "/lora", "adapter_of": "chat", "replace": True, "roll": True}
+        assert order == (
+            CREATE_ENDPOINT,
+            "",
+            {"name": "fr", "model": "/lora", "adapter_of": "chat", "replace": True, "roll": True},
         )
-        assert ordered("update", "fr", "--model", "/other", "--roll") == UpdateEndpoint(
-            "fr", {"model": "/other", "roll": True}
+        assert ordered("update", "fr", "--model", "/other", "--roll") == (
+            UPDATE_ENDPOINT,
+            "fr",
+            {"model": "/other", "roll": True},
         )
 
     def test_what_has_come_of_it_is_said_first(self) -> None:
@@ -129,7 +130,8 @@ class TestOrders:
 
     def test_an_update_names_what_changes(self, ordered: Typed) -> None:
         words = "update chat --set max_workers=4 --set args.max_model_len=8 --set labels.a=1 --set model=7 --unset gpu"
-        assert ordered(*words.split(), "--unset", "args.seed", "--seed", "3", "--replace") == UpdateEndpoint(
+        assert ordered(*words.split(), "--unset", "args.seed", "--seed", "3", "--replace") == (
+            UPDATE_ENDPOINT,
             "chat",
             {
                 "args": {"seed": None, "max-model-len": 8},

@@ -13,6 +13,7 @@ import pytest
 from components.frontend.http.administration import Administration
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
+from dynamo_local.core.http.asgi import Scope
 from dynamo_local.core.http.bounds.admission import AdmissionLimits, Refusal
 from dynamo_local.core.http.paths import ROUTES
 from tests.unit.frontend.asgi_driver import Answer, Backend, call, scope
@@ -164,19 +165,19 @@ class Clerk:
         self.orders: list[tuple[str, str, bytes]] = []
         self.answer: tuple[int, bytes] | Refusal = (201, b"{}")
 
-    async def __call__(self, method: str, path: str, body: bytes, by: str) -> tuple[int, bytes] | Refusal:
+    async def __call__(self, scope: Scope, body: bytes, by: str) -> tuple[int, bytes] | Refusal:
         assert by == "admin-key-file"
-        self.orders.append((method, path, body))
+        self.orders.append((scope["method"], scope["path"], body))
         return self.answer
 
 
-ORDERS = [("/v1/endpoints", "POST"), ("/v1/endpoints", "GET"), ("/v1/endpoints/a", "DELETE")]
+ORDERS = [("/v1/endpoints", "POST"), ("/v1/endpoints", "GET"), ("/v1/endpoints/a", "DELETE"), ("/v1/usage", "GET")]
 
 
 @pytest.mark.parametrize(("path", "method"), ORDERS)
 async def test_endpoints_need_the_key_of_an_administrator(path: str, method: str) -> None:
     clerk = Clerk()
-    street = Street(api_keys=["plain"], administration=Administration(["master"], {"/v1/endpoints": clerk}))
+    street = Street(api_keys=["plain"], administration=Administration(["master"], clerk))
     assert (await street.ask(path, method)).status == 401
     assert (await street.ask(path, method, key="wrong")).status == 401
     assert (await street.ask(path, method, key="plain")).status == 403

@@ -82,7 +82,7 @@ class Town:
             limits=AdmissionLimits(),
             models=self.table,
             is_draining=lambda: False,
-            administration=Administration((), {"/v1/keys": self._orders}),
+            administration=Administration((), self._orders),
             known_keys=self.known,
             gatekeeper=Gatekeeper(self.counters, lambda: self.now),
             meter=UsageMeter(self.records.append),
@@ -100,7 +100,7 @@ class Town:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": json.dumps(names).encode()})
 
-    async def _orders(self, method: str, path: str, body: bytes, by: str) -> tuple[int, bytes] | Refusal:
+    async def _orders(self, scope: Scope, body: bytes, by: str) -> tuple[int, bytes] | Refusal:
         return 200, by.encode()
 
     def create(self, name: str, **terms: Any) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dynamo_local.core.http.waiting.holding import Unready
-from dynamo_local.core.messages.endpoints import EndpointRefusal, EndpointView
+from dynamo_local.core.messages.endpoints import EndpointView
 
 AGAIN_S = 1.0
 """Between two questions for one need. A refusal is the answer to requests that come within the same time."""
@@ -42,11 +42,9 @@ class Asking:
         """The server is being asked."""
         return Asking("asked", now, self.why if self.outcome == "unanswered" else "")
 
-    def answered(self, refused: EndpointRefusal | None, now: float) -> Asking:
-        """The server has answered."""
-        if refused is None:
-            return Asking("granted", now)
-        return Asking("refused", now, "; ".join(filter(None, (refused.cause, refused.remedy))))
+    def answered(self, refused: str, now: float) -> Asking:
+        """The server has answered, with a refusal unless that is empty."""
+        return Asking("refused" if refused else "granted", now, refused)
 
     def unanswered(self, why: str, now: float) -> Asking:
         """Notes that the server has not answered."""

@@ -7,10 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dynamo_local.core.fleet.view import PREFILL_ROLE
-from dynamo_local.core.messages.endpoints import ScaleEndpoint
 from dynamo_local.core.messages.events import Event
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+@dataclass(frozen=True)
+class ScaleEndpoint:
+    """Order for so many workers now, within the endpoint's bounds. None: as many as before."""
+
+    name: str
+    workers: int | None = None
+    prefill_workers: int | None = None
 
 
 @dataclass(frozen=True)

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from dynamo_local.core.endpoints.refusals import error_of
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import DELETE_ENDPOINT, GET_ENDPOINT, LIST_ENDPOINTS, Operation
 from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.core.errors import BusError, EndpointAbsentError, EndpointFailedError, SupervisorError
-from dynamo_local.core.messages.endpoints import (
-    EndpointHistory,
-    EndpointOrder,
-    EndpointsAnswer,
-    EndpointState,
-    EndpointStatus,
-    EndpointView,
-    ListEndpoints,
-)
-from dynamo_local.core.subjects import Subjects
-from dynamo_local.supervisor.admin.connect import bus_of
+from dynamo_local.core.errors import EndpointAbsentError, EndpointFailedError, SupervisorError
+from dynamo_local.core.messages.endpoints import EndpointHistory, EndpointState, EndpointStatus, EndpointView, view_of
+from dynamo_local.core.names import check_endpoint
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from state.endpoints.registry import read_registry
 from state.paths import StatePaths
 
-if TYPE_CHECKING:
-    from dynamo_local.bus.nats import Bus
-
-_ANSWERED_WITHIN_S = 15.0
 _LOOK_EVERY_S = 0.3
 
 RESTS: frozenset[EndpointState] = frozenset({"parked", "asleep"})
-ANSWERS: frozenset[EndpointState] = frozenset({"ready", *RESTS})
+AWAKE: frozenset[EndpointState] = frozenset({"ready"})
+ANSWERS: frozenset[EndpointState] = AWAKE | RESTS
 """States in which an endpoint answers requests, be it that it is woken for them."""
 
 
@@ -49,37 +39,26 @@ class EndpointRow(msgspec.Struct, frozen=True):
     history: EndpointHistory = EndpointHistory()
 
 
+@dataclass(frozen=True)
 class EndpointClient:
-    """Takes orders to the server that answers on a bus."""
+    """Takes orders to a server, and waits for what comes of them. Blocks."""
 
-    def __init__(self, bus: Bus, namespace: str, *, look_every_s: float = _LOOK_EVERY_S) -> None:
-        self._bus = bus
-        self._namespace = namespace
-        self._look_every_s = look_every_s
+    server: ControlClient
+    look_every_s: float = _LOOK_EVERY_S
 
-    async def send(self, order: EndpointOrder) -> tuple[EndpointView, ...]:
-        """The endpoints that the server answers with. Raises UsageError if it refuses the order, SupervisorError if it
-        cannot carry it out or does not answer."""
-        subject = Subjects(self._namespace).endpoints
-        try:
-            answer = await self._bus.ask(subject, order, EndpointsAnswer, timeout_s=_ANSWERED_WITHIN_S)
-        except BusError as error:
-            raise SupervisorError(
-                f"the server in namespace {self._namespace} does not answer about endpoints",
-                "it may be starting or stopping: see `dynamo ls`",
-            ) from error
-        if answer.refused is not None:
-            raise error_of(answer.refused)
-        return answer.endpoints
+    def order(self, operation: Operation, name: str = "", fields: dict[str, Any] | None = None) -> EndpointView:
+        """The endpoint that is ordered or asked for, as it is now. Raises as `ControlClient.do`."""
+        return view_of(self._do(operation, name, fields))
 
-    async def order(self, order: EndpointOrder) -> EndpointView:
-        """The one endpoint that was ordered, as it is now. Raises as `send`."""
-        endpoints = await self.send(order)
-        if len(endpoints) != 1:
-            raise SupervisorError(f"the server answered with {len(endpoints)} endpoints in place of one")
-        return endpoints[0]
+    def delete(self, name: str) -> None:
+        """Order the end of an endpoint. Raises as `ControlClient.do`."""
+        self._do(DELETE_ENDPOINT, name)
 
-    async def wait_until_ready(
+    def list(self) -> list[EndpointView]:
+        """All endpoints as they are now. Raises as `ControlClient.do`."""
+        return [view_of(content) for content in self.server.do(LIST_ENDPOINTS)["data"]]
+
+    def wait_until_ready(
         self,
         ordered: EndpointView,
         timeout_s: float,
@@ -88,48 +67,49 @@ class EndpointClient:
     ) -> EndpointView:
         """Wait until the endpoint is as ordered, and in one of the states. Raises EndpointFailedError if it fails,
         SupervisorError, with the reason, if it was changed meanwhile or takes longer."""
-        progress, view = ReportOnce(report), ordered
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while not is_done(ordered, view, states):
-                    progress.note(progress_of(view))
-                    await asyncio.sleep(self._look_every_s)
-                    view = await self.order(ListEndpoints(ordered.spec.name))
-                return view
-        name = ordered.spec.name
-        raise SupervisorError(
-            f"endpoint {name} is not {'ready' if 'ready' in states else 'parked'} after {timeout_s:g} s: "
-            f"{progress_of(view)}",
-            f"it stays ordered: `dynamo endpoint get {name}` shows how it goes on",
-        )
+        progress, view, deadline = ReportOnce(report), ordered, time.monotonic() + timeout_s
+        while not is_done(ordered, view, states):
+            progress.note(progress_of(view))
+            self._pause(deadline)
+            if time.monotonic() >= deadline:
+                name = ordered.spec.name
+                raise SupervisorError(
+                    f"endpoint {name} is not {'ready' if 'ready' in states else 'parked'} after {timeout_s:g} s: "
+                    f"{progress_of(view)}",
+                    f"it stays ordered: `dynamo endpoint get {name}` shows how it goes on",
+                )
+            view = self.order(GET_ENDPOINT, ordered.spec.name)
+        return view
 
-    async def wait_until_gone(self, name: str, timeout_s: float, report: Report) -> None:
+    def wait_until_gone(self, name: str, timeout_s: float, report: Report) -> None:
         """Wait until nothing is left of a deleted endpoint. Raises SupervisorError if that takes longer."""
-        progress = ReportOnce(report)
-        with suppress(TimeoutError, EndpointAbsentError):
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    progress.note(progress_of(await self.order(ListEndpoints(name))))
-                    await asyncio.sleep(self._look_every_s)
+        progress, deadline = ReportOnce(report), time.monotonic() + timeout_s
         with suppress(EndpointAbsentError):
-            left = await self.order(ListEndpoints(name))
-            raise SupervisorError(
-                f"endpoint {name} is not gone after {timeout_s:g} s: {progress_of(left)}",
-                "it ends once its last request has: see `dynamo requests`",
-            )
+            while True:
+                left = self.order(GET_ENDPOINT, name)
+                if time.monotonic() >= deadline:
+                    raise SupervisorError(
+                        f"endpoint {name} is not gone after {timeout_s:g} s: {progress_of(left)}",
+                        "it ends once its last request has: see `dynamo requests`",
+                    )
+                progress.note(progress_of(left))
+                self._pause(deadline)
+
+    def _do(self, operation: Operation, name: str, fields: dict[str, Any] | None = None) -> Any:
+        if "{name}" in operation.path:
+            # An empty one would lead to another path.
+            check_endpoint(name)
+        return self.server.do(operation, fields, name=name)
+
+    def _pause(self, deadline: float) -> None:
+        time.sleep(max(0.0, min(self.look_every_s, deadline - time.monotonic())))
 
 
-@asynccontextmanager
-async def client_of(paths: StatePaths) -> AsyncIterator[EndpointClient]:
-    """Connect to the namespace's server. Raises as `connect.bus_of`."""
-    async with bus_of(paths, "endpoint") as bus:
-        yield EndpointClient(bus, paths.namespace)
-
-
-async def list_endpoints(paths: StatePaths, name: str | None = None) -> list[EndpointRow]:
-    """All endpoints of a running server, or the one of that name. Raises EndpointAbsentError, and as `client_of`."""
-    async with client_of(paths) as client:
-        views = await client.send(ListEndpoints(name))
+def list_endpoints(paths: StatePaths, name: str | None = None) -> list[EndpointRow]:
+    """All endpoints of a running server, or the one of that name. Raises EndpointAbsentError, and as
+    `ControlClient.do`."""
+    client = EndpointClient(ControlClient(paths))
+    views = client.list() if name is None else [client.order(GET_ENDPOINT, name)]
     return [
         EndpointRow(view.spec, view.status, view.created_at, view.updated_at, view.served_names, view.history)
         for view in views

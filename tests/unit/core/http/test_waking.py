@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.http.waiting.holding import Unready
 from dynamo_local.core.http.waiting.waking import AGAIN_S, Asking, idle_as, is_waking, judged, may_be_tried
-from dynamo_local.core.messages.endpoints import EndpointRefusal, EndpointState, EndpointStatus, EndpointView
+from dynamo_local.core.messages.endpoints import EndpointState, EndpointStatus, EndpointView
 
 ASLEEP = Unready("endpoint a is asleep")
 FAILED = Unready("endpoint a is failed: no device", comes=False)
-REFUSAL = EndpointRefusal(503, "memory is short", "end endpoint b")
+REFUSAL = "memory is short; end endpoint b"
 
 times = st.floats(0, 1e6)
 
@@ -61,7 +61,7 @@ def test_a_refusal_is_the_answer_to_all_for_a_second(at: float, later_s: float) 
     now = at + later_s
     told = judged(ASLEEP, refused, now)
     if refused.is_recent(now):
-        assert told == Unready("memory is short; end endpoint b", comes=False)
+        assert told == Unready(REFUSAL, comes=False)
     else:
         assert later_s >= AGAIN_S * 0.999
         assert told == ASLEEP
@@ -73,7 +73,7 @@ def test_who_comes_after_a_failure_hopes_while_the_server_is_asked_and_has_agree
     assert not judged(FAILED, Asking(), now).comes
     asked = Asking().begun(at)
     assert judged(FAILED, asked, now).comes
-    granted = asked.answered(None, at)
+    granted = asked.answered("", at)
     assert judged(FAILED, granted, now).comes is granted.is_recent(now)
     assert not judged(FAILED, asked.unanswered("no server", at), now).comes
 
@@ -82,4 +82,4 @@ def test_a_server_that_does_not_answer_is_told_of_until_it_does() -> None:
     silent = Asking().begun(1.0).unanswered("the server does not answer", 1.5)
     for asking in (silent, silent.begun(2.5)):
         assert judged(ASLEEP, asking, 9.0) == Unready("endpoint a is asleep; the server does not answer")
-    assert judged(ASLEEP, silent.begun(2.5).answered(None, 2.6), 2.7) == ASLEEP
+    assert judged(ASLEEP, silent.begun(2.5).answered("", 2.6), 2.7) == ASLEEP

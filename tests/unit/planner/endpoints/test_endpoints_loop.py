@@ -12,12 +12,12 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import TENSORS, EventAccumulator
 
 from dynamo_local.core import codec
-from dynamo_local.core.messages.endpoints import EndpointStatus, ScaleEndpoint
+from dynamo_local.core.messages.endpoints import EndpointStatus
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.planner import EndpointReport, PlannerReport
 from dynamo_local.core.planning.actions import ActionOutcome
 from dynamo_local.core.planning.decision import Decision
-from dynamo_local.core.planning.endpoints.decision import EndpointDecision, OrderOutcome
+from dynamo_local.core.planning.endpoints.decision import EndpointDecision, OrderOutcome, ScaleEndpoint
 from dynamo_local.core.planning.endpoints.observation import EndpointsObservation
 from dynamo_local.core.planning.observation import Observation
 from dynamo_local.core.planning.options import PlannerOptions

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
+from dynamo_local.control.operations import GET_ENDPOINT, Operation
 from dynamo_local.core.endpoints.checks import read_spec
-from dynamo_local.core.endpoints.refusals import error_of, refusal_of
-from dynamo_local.core.errors import (
-    BusError,
-    DynamoError,
-    EndpointAbsentError,
-    EndpointConflictError,
-    StateError,
-    SupervisorError,
-    UsageError,
-)
-from dynamo_local.core.messages.endpoints import (
-    EndpointRefusal,
-    EndpointsAnswer,
-    EndpointState,
-    EndpointStatus,
-    EndpointView,
-    ListEndpoints,
-)
+from dynamo_local.core.errors import DynamoError, EndpointAbsentError, SupervisorError, UsageError
+from dynamo_local.core.messages.endpoints import EndpointState, EndpointStatus, EndpointView, shown
 from dynamo_local.supervisor.admin.orders.endpoints import EndpointClient, is_done, progress_of
 from tests.unit.supervisor.recording import RecordingReport
 
@@ -34,35 +19,32 @@ def view(state: EndpointState = "ready", reason: str = "", model: str = "m", **c
     return EndpointView(read_spec({"name": "chat", "model": model}), EndpointStatus(state, reason, **counts), 0.0, 0.0)
 
 
-GONE = EndpointRefusal(404, "there is no endpoint 'chat'", "there are: none")
+GONE = EndpointAbsentError("there is no endpoint 'chat'", "there are: none")
 
 
 class Answers:
-    """A bus whose server gives these answers in turn, and the last one again and again."""
+    """A server that gives these answers in turn, and the last one again and again."""
 
-    def __init__(self, *answers: EndpointsAnswer | BusError) -> None:
+    def __init__(self, *answers: EndpointView | DynamoError) -> None:
         self._answers = list(answers)
-        self.asked: list[tuple[str, Any]] = []
+        self.asked: list[tuple[Operation, dict[str, str]]] = []
 
-    async def ask(self, subject: str, message: Any, reply: type, *, timeout_s: float) -> Any:
-        self.asked.append((subject, message))
+    def do(self, operation: Operation, fields: Any = None, **names: str) -> Any:
+        self.asked.append((operation, names))
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-        if isinstance(answer, BusError):
+        if isinstance(answer, DynamoError):
             raise answer
-        return answer
+        return msgspec.to_builtins(shown(answer))
 
 
-def client(*answers: EndpointView | EndpointRefusal) -> EndpointClient:
-    told = [
-        EndpointsAnswer((one,)) if isinstance(one, EndpointView) else EndpointsAnswer(refused=one) for one in answers
-    ]
-    return EndpointClient(Answers(*told), "dynamo", look_every_s=0)  # type: ignore[arg-type]  # all that it uses of a bus
+def client(*answers: EndpointView | DynamoError) -> EndpointClient:
+    return EndpointClient(cast("Any", Answers(*answers)), look_every_s=0)
 
 
-async def test_progress_is_told_until_it_is_ready() -> None:
+def test_progress_is_told_until_it_is_ready() -> None:
     report = RecordingReport()
     steps = [view("fetching", "model m"), view("starting", wanted=2), view("starting", wanted=2, ready=1), view()]
-    done = await client(*steps).wait_until_ready(view("waiting"), 60, report)
+    done = client(*steps).wait_until_ready(view("waiting"), 60, report)
     assert done == view()
     assert report.lines == [
         "chat is waiting",
@@ -85,46 +67,32 @@ async def test_progress_is_told_until_it_is_ready() -> None:
         (GONE, r"there is no endpoint 'chat'"),
     ],
 )
-async def test_what_never_becomes_ready_is_an_error(end: Any, said: str) -> None:
+def test_what_never_becomes_ready_is_an_error(end: Any, said: str) -> None:
     with pytest.raises(DynamoError, match=said):
-        await client(view("starting"), end).wait_until_ready(view("starting"), 60, RecordingReport())
+        client(view("starting"), end).wait_until_ready(view("starting"), 60, RecordingReport())
 
 
-async def test_what_takes_too_long_stays_ordered() -> None:
+def test_what_takes_too_long_stays_ordered() -> None:
     with pytest.raises(SupervisorError, match=r"not ready after 0\.01 s: chat is waiting: no device; it stays ordered"):
-        await client(view("waiting", "no device")).wait_until_ready(view("starting"), 0.01, RecordingReport())
+        client(view("waiting", "no device")).wait_until_ready(view("starting"), 0.01, RecordingReport())
 
 
-async def test_deletion_is_done_when_it_is_gone() -> None:
+def test_deletion_is_done_when_it_is_gone() -> None:
     report = RecordingReport()
-    await client(view("deleting", "2 requests in flight"), GONE).wait_until_gone("chat", 60, report)
+    client(view("deleting", "2 requests in flight"), GONE).wait_until_gone("chat", 60, report)
     assert report.lines == ["chat is deleting: 2 requests in flight"]
     with pytest.raises(SupervisorError, match=r"endpoint chat is not gone after 0\.01 s"):
-        await client(view("deleting")).wait_until_gone("chat", 0.01, report)
+        client(view("deleting")).wait_until_gone("chat", 0.01, report)
 
 
-async def test_a_server_that_does_not_answer_is_said() -> None:
-    bus: Any = Answers(BusError("no answer"))
-    with pytest.raises(SupervisorError, match="namespace dynamo does not answer about endpoints; it may be starting"):
-        await EndpointClient(bus, "dynamo").order(ListEndpoints("chat"))
-    assert bus.asked == [("dyn.dynamo.endpoints", ListEndpoints("chat"))]
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (UsageError("a", "b"), 400),
-        (EndpointAbsentError("a", "b"), 404),
-        (EndpointConflictError("a", "b"), 409),
-        (StateError("a", "b"), 503),
-        (SupervisorError("a"), 503),
-    ],
-)
-def test_errors_survive_the_bus(error: DynamoError, status: int) -> None:
-    refusal = refusal_of(error)
-    assert refusal.status == status
-    arrived = error_of(refusal)
-    assert (str(arrived), arrived.exit_code) == (str(error), error.exit_code)
+def test_an_empty_name_leads_to_no_other_path() -> None:
+    server = Answers(view())
+    for name in ("", "a/b"):
+        with pytest.raises(UsageError, match="is no name for an endpoint"):
+            EndpointClient(cast("Any", server)).order(GET_ENDPOINT, name)
+    assert server.asked == []
+    assert EndpointClient(cast("Any", server)).order(GET_ENDPOINT, "chat") == view()
+    assert server.asked == [(GET_ENDPOINT, {"name": "chat"})]
 
 
 def test_an_update_of_bounds_is_done_at_once() -> None:

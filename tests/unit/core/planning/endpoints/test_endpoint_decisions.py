@@ -7,8 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.messages.endpoints import EndpointState, ScaleEndpoint
+from dynamo_local.core.messages.endpoints import EndpointState
 from dynamo_local.core.planning.endpoints.decide import LEFT_ALONE, Memories, decide
+from dynamo_local.core.planning.endpoints.decision import ScaleEndpoint
 from dynamo_local.core.planning.endpoints.memory import Memory
 from dynamo_local.core.planning.observation import QueueReading
 from dynamo_local.core.planning.options import PlannerOptions

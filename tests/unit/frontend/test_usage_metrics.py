@@ -1,8 +1,7 @@
-"""What the frontend tells of usage: to administrators what each key has used, to others no name of a key."""
+"""What metrics tell of usage: to administrators what each key has used, to others no name of a key."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -55,13 +54,13 @@ class Front:
             models=ModelTable([ModelEntry(["m"], lambda: None, limits, metrics)]),
             is_draining=lambda: False,
             api_keys=["plain"],
-            administration=Administration(["master"], usage=self.usage.answer),
+            administration=Administration(["master"]),
             meter=self.usage.meter,
         )
 
-    async def get(self, path: str, key: str = "", query: str = "") -> Answer:
+    async def get(self, path: str, key: str = "") -> Answer:
         headers = [("authorization", f"Bearer {key}")] if key else []
-        return await call(self.gate, scope(path, "GET", headers, query_string=query.encode()))
+        return await call(self.gate, scope(path, "GET", headers))
 
 
 @pytest.fixture
@@ -81,34 +80,6 @@ async def test_only_administrators_see_keys_in_metrics(front: Front) -> None:
     assert 'dynamo_usage_prompt_tokens_total{key="team-a",model="m"} 14.0' in shown
     assert 'dynamo_usage_requests_total{key="team-b",model="m",outcome="ok"} 1.0' in shown
     assert 'key="",model' not in shown
-
-
-async def test_administrators_are_told_what_was_used(front: Front) -> None:
-    answer = await front.get("/v1/usage", "master", "since=1970-01-01&until=1970-01-02&by=key")
-    rows = json.loads(answer.body)["data"]
-    assert [(row["key"], row["requests"], row["prompt_tokens"]) for row in rows] == [("team-a", 1, 7), ("team-b", 1, 7)]
-    everything = json.loads((await front.get("/v1/usage", "master")).body)
-    assert [(row["key"], row["endpoint"], row["output_tokens"]) for row in everything["data"]] == [
-        ("team-a", "m", 6),
-        ("team-b", "m", 3),
-    ]
-    assert everything["total"]["seconds"] == 1.5
-
-
-@pytest.mark.parametrize(
-    ("key", "query", "status", "says"),
-    [
-        ("", "", 401, "administrator"),
-        ("plain", "", 403, "administrator"),
-        ("master", "since=yesterday", 400, "yesterday"),
-        ("master", "by=color", 400, "color"),
-        ("master", "from=1d", 400, "from"),
-    ],
-)
-async def test_others_and_what_is_wrong_are_refused(front: Front, key: str, query: str, status: int, says: str) -> None:
-    answer = await front.get("/v1/usage", key, query)
-    assert answer.status == status
-    assert says in answer.error["message"]
 
 
 def test_series_of_keys_are_bounded() -> None:

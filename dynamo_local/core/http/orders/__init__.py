@@ -1,1 +1,0 @@
-"""REST requests about endpoints and keys as orders to the server."""
