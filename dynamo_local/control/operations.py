@@ -265,6 +265,9 @@ CHANGE_ROLE = Operation(
         "recorded": "Whether an event records it; false if whoever orders records it.",
     },
 )
+LOOK = Operation(
+    "look", "GET", "/v1/fleet", "Tell what all processes announce, how long queues are, and what the planner reports."
+)
 DESCRIBE = Operation(
     "describe",
     "GET",

@@ -31,7 +31,7 @@ def answering(paths: StatePaths, address: BusAddress, *, hears: bool = True) -> 
         bus = await Bus.connect(address, name="server")
         watch = FleetWatch(bus, Subjects(paths.namespace), everywhere=True)
         asked = AskedServer(paths, StateStore(paths), cast("Any", None), lambda _: None)
-        asked.follow(bus, watch)
+        await asked.follow(bus, watch)
         await watch.start()
         api = ControlApi()
         api.take(AdminHandlers(asked).handlers)

@@ -35,6 +35,6 @@ def describe(name: str, namespace: str, as_json: bool) -> None:
         print_json(found)
         return
     from dynamo_local.cli.output.description import text_of
-    from dynamo_local.control.answers import Description
+    from dynamo_local.control.descriptions import Description
 
     click.echo(text_of(msgspec.convert(answer, Description).found))

@@ -14,7 +14,7 @@ from dynamo_local.core.shares import shown_devices
 
 if TYPE_CHECKING:
     from dynamo_local.control.answers import WatcherRow
-    from dynamo_local.core.routing.kv_ways import KvWays
+    from dynamo_local.core.messages.kv import KvWays
 
 _HEADERS = ("WATCHER", "ENDPOINT", "COMPONENT", "ROLE", "NODE", "PID", "DEVICES", "STATE", "DETAIL")
 

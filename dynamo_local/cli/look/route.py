@@ -11,7 +11,7 @@ from dynamo_local.cli.output.console import print_json, table
 from dynamo_local.core.names import short_watcher
 
 if TYPE_CHECKING:
-    from dynamo_local.control.answers import RouteLine, RoutesView
+    from dynamo_local.control.descriptions import RouteLine, RoutesView
     from dynamo_local.core.messages.routes import WeighedWorker
 
 _HEADERS: tuple[str, ...] = ("REQUEST", "WORKER", "TOKENS", "CACHED", "PULLS FROM", "AGE")
@@ -49,8 +49,8 @@ def route(
     """
     import msgspec
 
-    from dynamo_local.control.answers import RoutesView
     from dynamo_local.control.client import ControlClient
+    from dynamo_local.control.descriptions import RoutesView
     from dynamo_local.control.operations import LIST_ROUTES
 
     query = {"limit": str(limit), "request": request_id, "endpoint": endpoint}

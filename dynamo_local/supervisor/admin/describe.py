@@ -9,13 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.control.answers import (
-    Description,
-    EndpointDescription,
-    RequestLine,
-    WatcherDescription,
-    WatcherRow,
-)
+from dynamo_local.control.answers import RequestLine, WatcherRow
+from dynamo_local.control.descriptions import Description, EndpointDescription, WatcherDescription
 from dynamo_local.core.errors import BusError, DecodeError, GraphError, SupervisorError, UsageError
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointView
 from dynamo_local.core.messages.events import Event

@@ -6,7 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynamo_local.control.answers import Description, QueueView, RequestsView, RoutesView, SettingRow
+from dynamo_local.control.answers import QueueView, RequestsView, SettingRow
+from dynamo_local.control.descriptions import Description, FleetLook, RoutesView
 from dynamo_local.control.operations import (
     CHANGE_ROLE,
     DESCRIBE,
@@ -14,6 +15,7 @@ from dynamo_local.control.operations import (
     LIST_ROUTES,
     LIST_SETTINGS,
     LIST_WORKERS,
+    LOOK,
     MIGRATE,
     PURGE_QUEUE,
     READ_QUEUE,
@@ -46,6 +48,7 @@ class AdminHandlers:
         return {
             LIST_WORKERS: self._workers,
             CHANGE_ROLE: self._role,
+            LOOK: self._look,
             DESCRIBE: self._describe,
             LIST_REQUESTS: self._requests,
             MIGRATE: self._migrate,
@@ -64,6 +67,9 @@ class AdminHandlers:
         watcher, wish = call.names["watcher"], call.content(RoleWish)
         async with self._role_change:
             return {"watcher": watcher, "role": await change_role(self.server, watcher, wish)}
+
+    async def _look(self, _: Call) -> FleetLook:
+        return await self.server.look()
 
     async def _describe(self, call: Call) -> Description:
         return await describe(self.server, call.names["name"])

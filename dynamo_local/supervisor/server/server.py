@@ -178,7 +178,7 @@ class Server:
             watch.subscribe(progress.on_change)
             await self._events.start(bus, watch)
             machinery.follow(watch)
-            asked.follow(bus, watch)
+            await asked.follow(bus, watch)
             await watch.start()
             expiry = self._tasks.spawn("fleet", watch.run())
             await machinery.hold_devices().serve(bus, subjects)

@@ -17,7 +17,7 @@ from dynamo_local.supervisor.admin.requests import list_requests
 from dynamo_local.supervisor.admin.status import list_watchers
 from state.machine.processes import this_process
 from state.paths import StatePaths
-from state.statefile.model import Component, Resources, State
+from state.statefile.model import Component, Resources
 from state.statefile.store import StateStore
 from state.statefile.transitions import new_state
 
@@ -30,6 +30,11 @@ class Circus:
 
     async def pids(self, _: str) -> tuple[int, ...]:
         return (7,)
+
+
+class Bus:
+    async def listen(self, *_: Any) -> None:
+        """No planner reports."""
 
 
 class Watch:
@@ -57,14 +62,14 @@ def server(tmp_path: Path) -> AskedServer:
     store = StateStore(paths)
     state = new_state("ns", "ipc:///nowhere/circus.sock", "cpu-slot", this_process(), {})
     worker = Component("ns_W", "W", "decode", "cmd", Resources((1,)), lease="lease", pid=7)
-    store.create(cast(State, replace(state, components={"ns_W": worker})))
+    store.create(replace(state, components={"ns_W": worker}))
     return AskedServer(paths, store, cast("Any", Circus()), lambda _: None)
 
 
 @pytest.fixture
-def watch(server: AskedServer) -> Watch:
+async def watch(server: AskedServer) -> Watch:
     watch = Watch()
-    server.follow(cast("Any", "bus"), cast("Any", watch))
+    await server.follow(cast("Any", Bus()), cast("Any", watch))
     return watch
 
 

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from dynamo_local.cli.look.ps import _cells, as_table
+from dynamo_local.core.messages.kv import KvWays
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence, ProcessState
-from dynamo_local.core.routing.kv_ways import KvWays
 from dynamo_local.supervisor.admin.status import in_order, row
 from state.statefile.model import Component, Resources
 
