@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from dynamo_local.core.messages.kv import KvWays
 from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.names import LOCAL_NODE
+
+
+def same_fields(source: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the fields of `source` that `kind` has as well."""
+    return {name: getattr(source, name) for name in kind.__struct_fields__ if hasattr(source, name)}
 
 
 class WatcherRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The one way to a running server: its statefile, its bus, or the reason why it cannot be reached."""
+"""The way to the bus of a running server, or the reason why it cannot be reached, and questions to single processes."""
 
 from __future__ import annotations
 
@@ -37,21 +37,16 @@ async def bus_of(paths: StatePaths, name: str) -> AsyncIterator[Bus]:
     from dynamo_local.bus.nats import Bus
     from dynamo_local.bus.renewal import follow_address
 
-    address = await address_of(paths)
+    await asyncio.to_thread(_check_running, paths)
+    if not await asyncio.to_thread(paths.bus_file.exists):
+        raise why_absent(paths)
+    address = await asyncio.to_thread(BusAddress.load, paths.bus_file)
     bus = await Bus.connect(address, name=name, deadline_s=_CONNECT_WITHIN_S, file=paths.bus_file)
     try:
         await follow_address(bus, Subjects(paths.namespace))
         yield bus
     finally:
         await bus.close()
-
-
-async def address_of(paths: StatePaths) -> BusAddress:
-    """The address of the bus of the namespace's server. Raises NotRunningError, SupervisorError as `bus_of`."""
-    await asyncio.to_thread(_check_running, paths)
-    if not await asyncio.to_thread(paths.bus_file.exists):
-        raise why_absent(paths)
-    return await asyncio.to_thread(BusAddress.load, paths.bus_file)
 
 
 async def ask(
