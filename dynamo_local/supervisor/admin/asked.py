@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.control.absence import why_absent
 from dynamo_local.control.descriptions import FleetLook
 from dynamo_local.control.errors import still_starting
 from dynamo_local.core.errors import BusError, NotRunningError, SupervisorError
@@ -22,7 +23,6 @@ from dynamo_local.core.messages.presence import Presence, as_sent
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.circus.client import CircusClient
-from dynamo_local.supervisor.server.launch.blueprint import why_absent
 from state.endpoints.board import read_board
 from state.paths import StatePaths
 from state.statefile.model import State

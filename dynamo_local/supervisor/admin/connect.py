@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from dynamo_local.bus.address import BusAddress
-from dynamo_local.control.client import absent_server
+from dynamo_local.control.absence import absent_server, why_absent
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.names import short_watcher
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.supervisor.server.launch.blueprint import why_absent
 from state.namespaces import find_servers, is_running
 from state.paths import StatePaths
 
