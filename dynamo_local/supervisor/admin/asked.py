@@ -31,6 +31,7 @@ from state.statefile.store import StateStore
 _CIRCUS_WITHIN_S = 5.0
 _BUS_WITHIN_S = 1.5
 """With what else an answer takes, less than the two seconds in which it is said that the bus is away."""
+NO_ANSWER = "the bus does not answer"
 _REPORT_TTL_S = 10.0
 """A planner that has not reported for so long has ended."""
 
@@ -43,6 +44,8 @@ class AskedServer:
     store: StateStore
     circus: CircusClient
     record: Callable[[Event], None]
+    away: str = NO_ANSWER
+    """Why nothing is heard on the bus, where that is so."""
     _bus: Bus | None = field(default=None, init=False)
     _watch: FleetWatch | None = field(default=None, init=False)
     _failed: dict[str, Presence] = field(default_factory=dict, init=False)
@@ -62,15 +65,14 @@ class AskedServer:
         if self._bus is None:
             raise still_starting()
         if not await self._hears():
-            raise BusError("the bus does not answer", "NATS may be starting again: see `dynamo ps`")
+            raise BusError(self.away, "NATS may be starting again: see `dynamo ps`" if self.away == NO_ANSWER else None)
         return self._bus
 
-    async def presences(self) -> tuple[Mapping[str, Presence], bool]:
-        """Return the presences of all processes by watcher, and whether NATS answers; if not, nothing is known of
-        them."""
+    async def presences(self) -> tuple[Mapping[str, Presence], str]:
+        """Return the presences of all processes by watcher, or else why nothing is known of them."""
         if self._watch is None or not await self._hears():
-            return {}, False
-        return {**self._failed, **{each.watcher: each for each in self._watch.view.members()}}, True
+            return {}, self.away
+        return {**self._failed, **{each.watcher: each for each in self._watch.view.members()}}, ""
 
     async def look(self) -> FleetLook:
         """Return what all processes announce. Raises SupervisorError while the server starts."""

@@ -195,6 +195,7 @@ class Server:
             await self._await_ready(progress)
             await expiry
         finally:
+            asked.away = "the server is stopping"
             await bus.close()
 
     def _machine_plans(self) -> tuple[WatcherPlan, ...]:
