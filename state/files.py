@@ -6,10 +6,8 @@ Errors of the file system leave here as StateError with the path and the system'
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,7 +101,10 @@ def make_sockets(paths: StatePaths, temporary: Path | None = None) -> Sockets:
     sockets = Sockets(paths.run_dir)
     if sockets.fit:
         return sockets
-    name = f"{_socket_prefix(paths)}{secrets.token_hex(4)}"
+    # Here, since commands that only look import this module.
+    import tempfile
+
+    name = f"{_socket_prefix(paths)}{os.urandom(4).hex()}"
     sockets = Sockets((temporary or Path(tempfile.gettempdir())) / name)
     if not sockets.fit:
         raise StateError(

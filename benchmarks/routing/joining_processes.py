@@ -20,8 +20,8 @@ from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.servers import NAMESPACE, Server, ServerError, running
 from benchmarks.routing.joining import FOR_S, FROM_S, NEAR, SETTINGS, WORKERS, Prefixes
 from benchmarks.routing.mockers import MAX_IN_FLIGHT, Prompts, start_mockers
-from dynamo_local.control.answers import RouteLine, RoutesView
 from dynamo_local.control.client import ControlClient
+from dynamo_local.control.descriptions import RouteLine, RoutesView
 from dynamo_local.control.operations import LIST_ROUTES
 from dynamo_local.load.generator import Generator
 from state.paths import StatePaths

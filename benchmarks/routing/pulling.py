@@ -23,8 +23,8 @@ from benchmarks.harness.models import model_folder
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import NAMESPACE, Server, ServerError, running, start_ours
 from benchmarks.harness.spread import median
-from dynamo_local.control.answers import RouteLine, RoutesView
 from dynamo_local.control.client import ControlClient
+from dynamo_local.control.descriptions import RouteLine, RoutesView
 from dynamo_local.control.operations import LIST_ROUTES, SET_SETTING
 from dynamo_local.load.client import Client
 from dynamo_local.load.results.records import Completion

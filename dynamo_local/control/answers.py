@@ -6,12 +6,14 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.core.messages.endpoints import BoardRevision, EndpointView
-from dynamo_local.core.messages.events import Event
-from dynamo_local.core.messages.presence import Counts, EngineInfo, Load
+from dynamo_local.core.messages.kv import KvWays
+from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.names import LOCAL_NODE
-from dynamo_local.core.routing.explanation import ExplainedRoute
-from dynamo_local.core.routing.kv_ways import KvWays
+
+
+def same_fields(source: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the fields of `source` that `kind` has as well."""
+    return {name: getattr(source, name) for name in kind.__struct_fields__ if hasattr(source, name)}
 
 
 class WatcherRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,22 +127,6 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[JobRow, ...]
 
 
-class RouteLine(ExplainedRoute, frozen=True, kw_only=True):
-    """An assignment of a request. `request`: the id that its client knows."""
-
-    request: str
-    endpoint: str
-    revision: str
-    age_s: float
-
-
-class RoutesView(msgspec.Struct, frozen=True, kw_only=True):
-    """The latest assignments, the latest first, and the policy that has chosen."""
-
-    policy: str
-    routes: tuple[RouteLine, ...]
-
-
 class SettingRow(msgspec.Struct, frozen=True):
     """A live setting. `source`: "set" (since the server started), "configuration" (of the graph) or "default"."""
 
@@ -148,67 +134,3 @@ class SettingRow(msgspec.Struct, frozen=True):
     value: int
     source: str
     help: str
-
-
-class WatcherDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """A watcher and its process. None: not known, or the process has no such part. Times are seconds."""
-
-    watcher: str
-    component: str
-    role: str
-    revision: str = ""
-    """The endpoint's revision that it serves; empty for the graph's own processes."""
-    state: str
-    detail: str
-    pid: int | None
-    children: tuple[str, ...]
-    """Processes below it: pid and name."""
-    devices: tuple[int, ...]
-    age_s: float | None
-    """Since the process started."""
-    starts: int
-    """Processes of the watcher since the server started."""
-    deaths: tuple[Event, ...]
-    """The last of its processes that ended without being told to, since the server started."""
-    url: str | None
-    engine: EngineInfo | None
-    load: Load | None
-    counts: Counts | None
-    requests: int | None
-    """Requests that the worker has."""
-    leaving: int | None
-    """Number of the worker's requests that are migrating to another worker."""
-    arriving: int | None
-    """Requests of other workers that are migrating to this one."""
-    config: dict[str, Any]
-    """The configuration of the service, with secrets masked."""
-    log: str
-    errors: tuple[str, ...]
-    """The last error lines of the log."""
-
-
-class EndpointDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """An endpoint: what was ordered, its state, its revisions and their workers. None: not known."""
-
-    endpoint: EndpointView
-    revisions: tuple[BoardRevision, ...]
-    workers: tuple[WatcherRow, ...]
-    requests: int | None
-    """Requests for it that are under way."""
-    events: tuple[Event, ...]
-    """The last events of the endpoint since the server started."""
-
-
-class Description(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a name stands for: one of these."""
-
-    watcher: WatcherDescription | None = None
-    endpoint: EndpointDescription | None = None
-    request: RequestLine | None = None
-
-    @property
-    def found(self) -> WatcherDescription | EndpointDescription | RequestLine:
-        """That one."""
-        found = self.watcher or self.endpoint or self.request
-        assert found is not None, "a server describes what there is"
-        return found

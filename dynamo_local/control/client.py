@@ -11,14 +11,13 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from dynamo_local.control.errors import error_of, only_starting
+from dynamo_local.control.absence import absent_server, why_absent
+from dynamo_local.control.errors import error_of
 from dynamo_local.control.operations import Operation
 from dynamo_local.core.errors import NotRunningError, UnansweredError, UsageError
-from dynamo_local.core.server_choice import START_REMEDY
 from state.files import sockets_of
-from state.namespaces import Found, find_servers, is_running
+from state.namespaces import find_servers, is_running
 from state.paths import StatePaths
-from state.record import read_record
 
 ANSWER_S = 15.0
 """Time for an answer. Orders are answered when they are durable, before they are carried out."""
@@ -84,9 +83,8 @@ class ControlClient:
         namespace = self._paths.namespace
         if not is_running(self._paths):
             return absent_server(namespace, find_servers(self._paths.root))
-        record = read_record(self._paths)
-        if record is None or record.phase == "starting":
-            return only_starting(namespace)
+        if not sockets_of(self._paths).control.exists():
+            return why_absent(self._paths)
         return UnansweredError(
             f"the server in namespace {namespace} does not answer", "it may be stopping: see `dynamo ls`"
         )
@@ -98,14 +96,3 @@ def _encoded(fields: Any) -> bytes:
     except ValueError as error:
         # As null it would mean something else.
         raise UsageError("a number that is given is not finite", "write another one") from error
-
-
-def absent_server(namespace: str, found: Found) -> NotRunningError:
-    """The error for a namespace in which no server runs. `found`: the servers of the same state root. Pure."""
-    cause = f"no server runs in namespace {namespace}"
-    if namespace in found.crashed:
-        return NotRunningError(
-            f"{cause} (one that crashed left files)", f"`dynamo stop --namespace {namespace}` removes them"
-        )
-    running = f"servers run in: {', '.join(found.running)}"
-    return NotRunningError(cause, running if found.running else START_REMEDY)

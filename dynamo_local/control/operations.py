@@ -265,22 +265,18 @@ CHANGE_ROLE = Operation(
         "recorded": "Whether an event records it; false if whoever orders records it.",
     },
 )
+LOOK = Operation(
+    "look", "GET", "/v1/fleet", "Tell what all processes announce, how long queues are, and what the planner reports."
+)
 DESCRIBE = Operation(
-    "describe",
-    "GET",
-    "/v1/describe/{name}",
-    "Tell everything known of a process, an endpoint or a live request, whose id may be cut short.",
+    "describe", "GET", "/v1/describe/{name}", "Tell everything known of a process, an endpoint or a live request."
 )
 LIST_REQUESTS = Operation(
     "list_requests",
     "GET",
     "/v1/requests",
-    "List the requests in flight, the oldest first.",
-    query={
-        "limit": "How many to tell of each frontend at most.",
-        "worker": "Tell those of this worker alone.",
-        "endpoint": _ENDPOINT,
-    },
+    "List the requests in flight, the oldest of each frontend first.",
+    query={"limit": _LIMIT, "worker": "Tell those of this worker alone.", "endpoint": _ENDPOINT},
 )
 MIGRATE = Operation(
     "migrate",
@@ -298,7 +294,7 @@ READ_QUEUE = Operation(
     "read_queue",
     "GET",
     "/v1/queue",
-    "List the jobs of the prefill queues, the oldest first, and count them.",
+    "Count the jobs of the prefill queues, and list the oldest.",
     query={"limit": _LIMIT, "endpoint": _ENDPOINT},
 )
 PURGE_QUEUE = Operation(
@@ -308,16 +304,11 @@ LIST_ROUTES = Operation(
     "list_routes",
     "GET",
     "/v1/routes",
-    "List to which workers the latest requests went, and why; the latest first.",
-    query={
-        "limit": _LIMIT,
-        "request": "Tell the assignments of this request alone: its id, or the beginning of it.",
-        "endpoint": _ENDPOINT,
-    },
+    "List to which workers the latest requests went, and why.",
+    query={"limit": _LIMIT, "request": "A request's id, or the beginning of it.", "endpoint": _ENDPOINT},
 )
-
 LIST_SETTINGS = Operation(
-    "list_settings", "GET", "/v1/settings", "List the live settings, and where each value is from."
+    "list_settings", "GET", "/v1/settings", "List the live settings, and where each value comes from."
 )
 SET_SETTING = Operation(
     "set_setting",
@@ -327,10 +318,7 @@ SET_SETTING = Operation(
     takes={"value": "A whole number; 0 or 1 for a switch."},
 )
 ROTATE_TOKEN = Operation(
-    "rotate_token",
-    "POST",
-    "/v1/token/rotate",
-    "Replace the token of the bus while requests run; answered when the former one is refused.",
+    "rotate_token", "POST", "/v1/token/rotate", "Replace the token of the bus; answered when the former one is refused."
 )
 
 OPERATIONS = tuple(value for value in tuple(globals().values()) if isinstance(value, Operation))

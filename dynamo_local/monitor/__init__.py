@@ -3,7 +3,6 @@
     graph_watch     follows presences, the planner's reports and the length of the prefill queue
     families        the metrics: name, kind, help and labels of each
     metrics         their values (pure)
-    queue_lengths   follows the prefill queues of endpoints
     exposition      serves them under /metrics
     top/            what `dynamo top` shows, as data, and drawn
     scraping        reads TTFT and inter-token latency from the frontend's /metrics

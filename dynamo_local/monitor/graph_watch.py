@@ -8,40 +8,24 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, QueueLength
+from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError, QueueAbsentError
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.planner import PlannerReport
+from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.subjects import Subjects
+from dynamo_local.monitor.snapshot import Snapshot
 
 _log = logging.getLogger(__name__)
 
 QUEUE_EVERY_S = 1.0
 REPORT_TTL_S = 10.0
 """Age, in seconds, beyond which the planner's last report is dropped: the planner has ended."""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A graph or a revision of an endpoint at one moment. `at` is CLOCK_MONOTONIC, in seconds. None: unknown, or there
-    is no such part."""
-
-    at: float
-    members: tuple[Presence, ...] = ()
-    routable: frozenset[str] = frozenset()
-    """Leases of the processes that may be given work, in any role."""
-    starts: Counter[str] = field(default_factory=Counter)
-    """Number of processes of each watcher since the watch began."""
-    queue: QueueLength | None = None
-    planner: PlannerReport | None = None
-    decisions: Counter[bool] = field(default_factory=Counter)
-    """Number of the planner's decisions since the watch began, by whether they had outcomes."""
 
 
 class GraphWatch:

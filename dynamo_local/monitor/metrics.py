@@ -69,7 +69,7 @@ from dynamo_local.monitor.families import (
     WORKERS,
     Metric,
 )
-from dynamo_local.monitor.graph_watch import Snapshot
+from dynamo_local.monitor.snapshot import Snapshot
 
 _ROUTER_COUNTS = {
     ROUTED_TOKENS: "routed_tokens",

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, QueueLength
+from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.rpc.client import CallClient
 from dynamo_local.core.errors import BusError, DynamoError
+from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard

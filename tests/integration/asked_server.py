@@ -12,7 +12,7 @@ from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.admin.asked import AskedServer
-from dynamo_local.supervisor.admin.handlers import AdminHandlers
+from dynamo_local.supervisor.admin.handlers import admin_handlers
 from dynamo_local.supervisor.control.api import ControlApi, ControlSocket
 from state.files import make_sockets
 from state.paths import StatePaths
@@ -31,10 +31,10 @@ def answering(paths: StatePaths, address: BusAddress, *, hears: bool = True) -> 
         bus = await Bus.connect(address, name="server")
         watch = FleetWatch(bus, Subjects(paths.namespace), everywhere=True)
         asked = AskedServer(paths, StateStore(paths), cast("Any", None), lambda _: None)
-        asked.follow(bus, watch)
+        await asked.follow(bus, watch)
         await watch.start()
         api = ControlApi()
-        api.take(AdminHandlers(asked).handlers)
+        api.take(admin_handlers(asked))
         socket = ControlSocket(api, make_sockets(paths).control)
         if not hears:
             await bus.close()

@@ -17,7 +17,7 @@ from dynamo_local.bus.jetstream.streams import ConsumerState, JetStream, QueueLi
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError, QueueAbsentError, QueueFullError
-from dynamo_local.core.messages.prefill import PrefillJob
+from dynamo_local.core.messages.prefill import PrefillJob, QueueLength
 from dynamo_local.core.priority.classes import PriorityClass, class_of
 from dynamo_local.core.subjects import Subjects
 
@@ -38,15 +38,6 @@ LIMITS = QueueLimits(
     ack_wait_s=ACK_WAIT_S,
 )
 _TIMEOUT_S = 2.0
-
-
-@dataclass(frozen=True)
-class QueueLength:
-    """`waiting`: jobs never delivered; `in_hand`: jobs delivered and not done, which a worker has or which wait to be
-    delivered again."""
-
-    waiting: int
-    in_hand: int
 
 
 @dataclass(frozen=True)

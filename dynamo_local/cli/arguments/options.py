@@ -13,6 +13,7 @@ from dynamo_local.core.names import DEFAULT_NAMESPACE, NAMESPACE_ENV
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dynamo_local.control.client import ControlClient
     from state.paths import StatePaths
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -51,6 +52,13 @@ def paths_of(namespace: str) -> StatePaths:
     from dynamo_local.core.server_choice import choose_server
 
     return _paths(namespace, choose_server)
+
+
+def server_of(namespace: str) -> ControlClient:
+    """Return what asks the namespace's server. Raises as `paths_of`."""
+    from dynamo_local.control.client import ControlClient
+
+    return ControlClient(paths_of(namespace))
 
 
 def paths_to_stop(namespace: str) -> StatePaths:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynamo_local.cli.arguments import completion_values
-from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of, paths_of_endpoints, paths_of_logs
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of_endpoints, paths_of_logs, server_of
 from dynamo_local.cli.command_group import CommandGroup
 from dynamo_local.cli.endpoints.ordering import order_options, spec_options, wait_options, ways_options
 from dynamo_local.cli.look.logs import Shown, log_options, show_of_all_nodes
@@ -190,10 +190,9 @@ def delete(name: str, namespace: str, yes: bool, wait: bool, timeout: float, as_
 
     Confirmation is asked for on a terminal only.
     """
-    from dynamo_local.control.client import ControlClient
     from dynamo_local.supervisor.admin.orders.endpoints import EndpointClient
 
-    client = EndpointClient(ControlClient(paths_of(namespace)))
+    client = EndpointClient(server_of(namespace))
     if not yes and sys.stdin.isatty():
         click.confirm(f"Delete endpoint {name}?", abort=True)
     client.delete(name)
@@ -229,11 +228,10 @@ def _order(
     import msgspec
 
     from dynamo_local.cli.endpoints.text import as_json_text, ordered_text
-    from dynamo_local.control.client import ControlClient
     from dynamo_local.control.operations import PARK_ENDPOINT, WAKE_ENDPOINT
     from dynamo_local.supervisor.admin.orders.endpoints import ANSWERS, AWAKE, RESTS, EndpointClient
 
-    client = EndpointClient(ControlClient(paths_of(namespace)))
+    client = EndpointClient(server_of(namespace))
     view = ordered = client.order(operation, name, fields)
     if timeout_s is not None:
         states = {PARK_ENDPOINT: RESTS, WAKE_ENDPOINT: AWAKE}.get(operation, ANSWERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from dynamo_local.cli.arguments import completion_values
-from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, server_of
 from dynamo_local.cli.output.console import print_json
 
 
@@ -26,15 +26,14 @@ def describe(name: str, namespace: str, as_json: bool) -> None:
     """
     import msgspec
 
-    from dynamo_local.control.client import ControlClient
     from dynamo_local.control.operations import DESCRIBE
 
-    answer = ControlClient(paths_of(namespace)).do(DESCRIBE, name=name)
+    answer = server_of(namespace).do(DESCRIBE, name=name)
     if as_json:
         (found,) = answer.values()
         print_json(found)
         return
     from dynamo_local.cli.output.description import text_of
-    from dynamo_local.control.answers import Description
+    from dynamo_local.control.descriptions import Description
 
     click.echo(text_of(msgspec.convert(answer, Description).found))

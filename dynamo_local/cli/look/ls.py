@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dynamo_local.cli.arguments.options import JSON_HELP, state_folder
-from dynamo_local.cli.output.console import table
+from dynamo_local.cli.output.console import print_json, table
 
 if TYPE_CHECKING:
     from dynamo_local.supervisor.admin.servers import ServerRow
@@ -22,20 +22,18 @@ def ls(as_json: bool) -> None:
     """Show all servers of this user.
 
     These are the servers of the state folder (DYN_LOCAL_STATE_DIR), each in a namespace of its own. A crashed server is
-    one that was killed and has left files.
+    one that was killed and has left files. With --json, `control` is the socket of a server's control API.
 
     \b
     dynamo ls
     dynamo ls --json
     """
-    import msgspec
-
     from dynamo_local.core.server_choice import START_REMEDY
     from dynamo_local.supervisor.admin.servers import list_servers
 
     found = list_servers(state_folder())
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        print_json(found)
     elif not found:
         click.echo(f"no server runs; {START_REMEDY}")
     else:

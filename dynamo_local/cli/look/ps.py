@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, server_of
 from dynamo_local.cli.output.console import print_json, table
 from dynamo_local.core.names import short_watcher, shown_node
 from dynamo_local.core.shares import shown_devices
 
 if TYPE_CHECKING:
     from dynamo_local.control.answers import WatcherRow
-    from dynamo_local.core.routing.kv_ways import KvWays
+    from dynamo_local.core.messages.kv import KvWays
 
 _HEADERS = ("WATCHER", "ENDPOINT", "COMPONENT", "ROLE", "NODE", "PID", "DEVICES", "STATE", "DETAIL")
 
@@ -36,11 +36,10 @@ def ps(namespace: str, as_json: bool) -> None:
     import msgspec
 
     from dynamo_local.control.answers import WatcherRow
-    from dynamo_local.control.client import ControlClient
     from dynamo_local.control.operations import LIST_WORKERS
 
     query = None if as_json else {"others": "true"}
-    answer = ControlClient(paths_of(namespace)).do(LIST_WORKERS, query=query)
+    answer = server_of(namespace).do(LIST_WORKERS, query=query)
     if as_json:
         print_json(answer["data"])
         return

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynamo_local.cli.arguments.options import JSON_HELP, endpoint_option, namespace_option, paths_of
+from dynamo_local.cli.arguments.options import JSON_HELP, endpoint_option, namespace_option, server_of
 from dynamo_local.cli.output.console import print_json, table
 from dynamo_local.core.names import short_watcher
 
 if TYPE_CHECKING:
-    from dynamo_local.control.answers import RouteLine, RoutesView
+    from dynamo_local.control.descriptions import RouteLine, RoutesView
     from dynamo_local.core.messages.routes import WeighedWorker
 
 _HEADERS: tuple[str, ...] = ("REQUEST", "WORKER", "TOKENS", "CACHED", "PULLS FROM", "AGE")
@@ -49,12 +49,11 @@ def route(
     """
     import msgspec
 
-    from dynamo_local.control.answers import RoutesView
-    from dynamo_local.control.client import ControlClient
+    from dynamo_local.control.descriptions import RoutesView
     from dynamo_local.control.operations import LIST_ROUTES
 
     query = {"limit": str(limit), "request": request_id, "endpoint": endpoint}
-    answer = ControlClient(paths_of(namespace)).do(LIST_ROUTES, query=query)
+    answer = server_of(namespace).do(LIST_ROUTES, query=query)
     if as_json:
         print_json(answer)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dynamo_local.cli.arguments.options import namespace_option, paths_of
+from dynamo_local.cli.output.console import print_json
 
 if TYPE_CHECKING:
     import asyncio
@@ -39,12 +39,9 @@ def top(namespace: str, once: bool, as_json: bool) -> None:
     import asyncio
     import sys
 
-    import msgspec
-
     paths = paths_of(namespace)
     if as_json:
-        view = asyncio.run(_look(paths))
-        click.echo(msgspec.json.format(msgspec.json.encode(view), indent=2))
+        print_json(asyncio.run(_look(paths)))
     elif once or not sys.stdout.isatty():
         from dynamo_local.monitor.top.screen import print_once
 
@@ -88,20 +85,24 @@ async def _watch(paths: StatePaths) -> None:
 async def _session(paths: StatePaths) -> AsyncIterator[TopSession]:
     from functools import partial
 
+    import msgspec
+
+    from dynamo_local.control.client import ControlClient
+    from dynamo_local.control.descriptions import FleetLook
+    from dynamo_local.control.operations import LOOK
     from dynamo_local.monitor.top.session import TopSession
-    from dynamo_local.supervisor.admin.connect import bus_of
     from dynamo_local.supervisor.server.reports.event_log import EventReader
     from state.endpoints.board import read_board
 
-    # Warnings of the bus would be printed into the screen, which shows a lost connection itself.
-    logging.getLogger().addHandler(logging.NullHandler())
-    async with bus_of(paths, "top") as bus:
-        session = TopSession(bus, paths.namespace, EventReader(paths.events_file).new, partial(read_board, paths))
-        try:
-            await session.start()
-            yield session
-        finally:
-            await session.close()
+    def look() -> FleetLook:
+        return msgspec.convert(ControlClient(paths).do(LOOK), FleetLook)
+
+    session = TopSession(paths.namespace, look, EventReader(paths.events_file).new, partial(read_board, paths))
+    try:
+        await session.start()
+        yield session
+    finally:
+        await session.close()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dynamo_local.cli.arguments import completion_values
-from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, server_of
 from dynamo_local.cli.output.console import print_json, table
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.names import short_watcher
@@ -56,13 +56,12 @@ def migrate(
     import msgspec
 
     from dynamo_local.control.answers import MigrationLine
-    from dynamo_local.control.client import ControlClient
     from dynamo_local.control.operations import MIGRATE
 
     if (request is None) == (source is None):
         raise UsageError("name either a request or a worker to migrate from", "give REQUEST or --from WATCHER")
     wish = {"request": request, "from": source, "to": destination, "cold": cold}
-    answer = ControlClient(paths_of(namespace)).do(MIGRATE, wish, timeout_s=_MIGRATED_WITHIN_S)["data"]
+    answer = server_of(namespace).do(MIGRATE, wish, timeout_s=_MIGRATED_WITHIN_S)["data"]
     if as_json:
         print_json(answer)
     else:

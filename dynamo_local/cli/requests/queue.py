@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynamo_local.cli.arguments.options import JSON_HELP, endpoint_option, namespace_option, paths_of
+from dynamo_local.cli.arguments.options import JSON_HELP, endpoint_option, namespace_option, server_of
 from dynamo_local.cli.command_group import CommandGroup
 from dynamo_local.cli.output.console import print_json, table
 
@@ -46,11 +46,10 @@ def ls(namespace: str, limit: int, endpoint: str | None, as_json: bool) -> None:
     import msgspec
 
     from dynamo_local.control.answers import QueueView
-    from dynamo_local.control.client import ControlClient
     from dynamo_local.control.operations import READ_QUEUE
 
     query = {"limit": str(limit), "endpoint": endpoint}
-    answer = ControlClient(paths_of(namespace)).do(READ_QUEUE, query=query)
+    answer = server_of(namespace).do(READ_QUEUE, query=query)
     if as_json:
         print_json(answer)
     else:
@@ -63,10 +62,9 @@ def ls(namespace: str, limit: int, endpoint: str | None, as_json: bool) -> None:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 def purge(namespace: str, endpoint: str | None, yes: bool) -> None:
     """Drop all prefill jobs. Decode workers prefill the requests themselves, once the jobs would have expired."""
-    from dynamo_local.control.client import ControlClient
     from dynamo_local.control.operations import PURGE_QUEUE, READ_QUEUE
 
-    client = ControlClient(paths_of(namespace))
+    client = server_of(namespace)
     if not yes:
         there = client.do(READ_QUEUE, query={"limit": "0", "endpoint": endpoint})
         click.confirm(f"Drop {_lengths(there['waiting'], there['in_hand'])}?", abort=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynamo_local.cli.arguments.options import JSON_HELP, endpoint_option, namespace_option, paths_of
+from dynamo_local.cli.arguments.options import JSON_HELP, endpoint_option, namespace_option, server_of
 from dynamo_local.cli.output.console import print_json, table
 from dynamo_local.core.names import short_watcher
 
@@ -47,11 +47,10 @@ def requests(namespace: str, limit: int, worker: str | None, endpoint: str | Non
     import msgspec
 
     from dynamo_local.control.answers import RequestsView
-    from dynamo_local.control.client import ControlClient
     from dynamo_local.control.operations import LIST_REQUESTS
 
     query = {"limit": str(limit), "worker": worker, "endpoint": endpoint}
-    answer = ControlClient(paths_of(namespace)).do(LIST_REQUESTS, query=query)
+    answer = server_of(namespace).do(LIST_REQUESTS, query=query)
     if as_json:
         print_json(answer)
         return

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dynamo_local.cli.arguments import completion_values
-from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, server_of
 from dynamo_local.cli.command_group import CommandGroup
 from dynamo_local.cli.output.console import print_json, table
 
@@ -40,12 +40,11 @@ def get(key: str | None, namespace: str, as_json: bool) -> None:
     import msgspec
 
     from dynamo_local.control.answers import SettingRow
-    from dynamo_local.control.client import ControlClient
     from dynamo_local.control.operations import LIST_SETTINGS
     from dynamo_local.core.live_settings import setting
 
     wanted = None if key is None else setting(key).name
-    answer = ControlClient(paths_of(namespace)).do(LIST_SETTINGS)["data"]
+    answer = server_of(namespace).do(LIST_SETTINGS)["data"]
     found = [row for row in msgspec.convert(answer, list[SettingRow]) if wanted in (None, row.key)]
     if as_json:
         print_json(found)
@@ -61,13 +60,12 @@ def get(key: str | None, namespace: str, as_json: bool) -> None:
 @namespace_option
 def set_(key: str, value: str, namespace: str) -> None:
     """Change the live setting KEY to VALUE, until the server ends."""
-    from dynamo_local.control.client import ControlClient
     from dynamo_local.control.operations import SET_SETTING
     from dynamo_local.core.live_settings import setting
 
     # Checked here as well: mistakes of the command line need no server to be found.
     wish = {"value": setting(key).parse(value)}
-    changed = ControlClient(paths_of(namespace)).do(SET_SETTING, wish, key=key)
+    changed = server_of(namespace).do(SET_SETTING, wish, key=key)
     click.echo(f"{changed['key']} is {changed['value']} now")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, server_of
 
 _WITHIN_S = 75.0
 """Longer than the server waits."""
@@ -31,11 +31,10 @@ def rotate_token(namespace: str, as_json: bool) -> None:
     """
     import msgspec
 
-    from dynamo_local.control.client import ControlClient
     from dynamo_local.control.operations import ROTATE_TOKEN
     from dynamo_local.core.names import short_watcher
 
-    answer = ControlClient(paths_of(namespace)).do(ROTATE_TOKEN, timeout_s=_WITHIN_S)
+    answer = server_of(namespace).do(ROTATE_TOKEN, timeout_s=_WITHIN_S)
     if as_json:
         click.echo(msgspec.json.encode(answer))
         return

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -40,18 +39,26 @@ def wait_until_ready(
     Raises SupervisorError when the server has ended, or they are not ready after `timeout_s`, and EndpointFailedError
     when the endpoint has failed.
     """
-    give_up_at = time.monotonic() + timeout_s
-    waiting, progress = _Waiting(locate, workers, endpoint), ReportOnce(report)
-    lacking = "nothing is known of the server yet"
+    give_up_at, progress = time.monotonic() + timeout_s, ReportOnce(report)
+    seen, lacking = None, "nothing is known of the server yet"
     while (left_s := give_up_at - time.monotonic()) > 0:
-        lacking = waiting.look(left_s)
+        try:
+            seen = _running(locate() if seen is None else seen)
+            lacking = _missing_of(seen, workers, endpoint, left_s)
+        except NotRunningError as error:
+            if seen is not None:
+                raise SupervisorError(
+                    f"the server in namespace {seen.namespace} has ended before it was ready",
+                    "`dynamo logs` has the reason",
+                ) from error
+            lacking = error.cause
+        except (StateError, SupervisorError) as error:
+            lacking = error.cause
         if not lacking:
             return
         progress.note(f"waiting: {lacking}")
         time.sleep(min(_LOOK_EVERY_S, left_s))
-    raise SupervisorError(
-        f"not ready after {timeout_s:g} s: {lacking}", START_REMEDY if waiting.seen is None else LOGS_REMEDY
-    )
+    raise SupervisorError(f"not ready after {timeout_s:g} s: {lacking}", START_REMEDY if seen is None else LOGS_REMEDY)
 
 
 def wait_until_stopped(paths: StatePaths, timeout_s: float) -> None:
@@ -111,51 +118,21 @@ def _shown(view: EndpointView) -> str:
     return f"endpoint {view.spec.name} ({state})"
 
 
-@dataclass
-class _Waiting:
-    """Looks for what is awaited. `seen`: the paths of the server, once it runs."""
-
-    locate: Locate
-    workers: int | None
-    endpoint: str | None
-    seen: StatePaths | None = None
-
-    def look(self, within_s: float) -> str:
-        """Say what is not ready; empty if all is."""
-        if self.seen is None:
-            try:
-                self.seen = self._find()
-            except NotRunningError as error:
-                return error.cause
-        try:
-            return self._missing_of(self.seen, within_s)
-        except NotRunningError as error:
-            raise SupervisorError(
-                f"the server in namespace {self.seen.namespace} has ended before it was ready",
-                "`dynamo logs` has the reason",
-            ) from error
-        except (StateError, SupervisorError) as error:
-            return error.cause
-
-    def _missing_of(self, paths: StatePaths, within_s: float) -> str:
-        if self.endpoint is not None:
-            _check_running(paths)
-            return missing_of_endpoint(self.endpoint, read_board(paths), self.workers)
-        answer = ControlClient(paths).do(LIST_WORKERS, timeout_s=min(within_s, ANSWER_S))
-        processes = missing(msgspec.convert(answer["data"], list[WatcherRow]), self.workers)
-        if self.workers is not None:
-            return processes
-        return ", ".join(filter(None, (processes, missing_endpoints(read_board(paths)))))
-
-    def _find(self) -> StatePaths:
-        paths = self.locate()
-        _check_running(paths)
-        return paths
+def _missing_of(paths: StatePaths, workers: int | None, endpoint: str | None, within_s: float) -> str:
+    """Say what is not ready; empty if all is. Raises NotRunningError, SupervisorError, StateError,
+    EndpointFailedError."""
+    if endpoint is not None:
+        return missing_of_endpoint(endpoint, read_board(paths), workers)
+    answer = ControlClient(paths).do(LIST_WORKERS, timeout_s=min(within_s, ANSWER_S))
+    processes = missing(msgspec.convert(answer["data"], list[WatcherRow]), workers)
+    endpoints = "" if workers is not None else missing_endpoints(read_board(paths))
+    return ", ".join(filter(None, (processes, endpoints)))
 
 
-def _check_running(paths: StatePaths) -> None:
+def _running(paths: StatePaths) -> StatePaths:
     if not is_running(paths):
         raise NotRunningError(f"no server runs in namespace {paths.namespace}")
+    return paths
 
 
 def _described(row: WatcherRow) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from dynamo_local.cli.arguments import completion_values
-from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, server_of
 
 
 @click.command()
@@ -25,9 +25,8 @@ def role(watcher: str, role: str, namespace: str, force: bool, as_json: bool) ->
     """
     import msgspec
 
-    from dynamo_local.control.client import ControlClient
     from dynamo_local.control.operations import CHANGE_ROLE
 
     wish = {"role": role, "force": force}
-    answer = ControlClient(paths_of(namespace)).do(CHANGE_ROLE, wish, watcher=watcher)
+    answer = server_of(namespace).do(CHANGE_ROLE, wish, watcher=watcher)
     click.echo(msgspec.json.encode(answer) if as_json else f"{watcher}: {answer['role']}")

@@ -1,8 +1,8 @@
-"""Messages about KV blocks: how much is cached, and pins for workers that read them."""
+"""Messages about KV blocks: how much is cached, pins for workers that read them, and the ways that they take."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -96,3 +96,23 @@ class Unpin(msgspec.Struct, frozen=True, tag="unpin"):
 
     pins: tuple[str, ...]
     v: int = VERSION
+
+
+Between = Literal["closed network", "TLS", "recomputed"]
+
+
+class KvWays(msgspec.Struct, frozen=True):
+    """For a worker, the numbers of other workers of its model whose KV it reads from their memory, as on one machine
+    (`local`), reads in the network that the admin has declared closed or on a TLS stream (`network`), and computes
+    anew: they are on another machine and do not both read so, only one of two on a machine does, or an engine transfers
+    none.
+
+    `between_machines`: what becomes of KV that crosses machines, as far as this worker decides it. `elsewhere`:
+    number of other workers of its model that are on other machines, or whose machine or this worker's is not known.
+    """
+
+    local: int
+    computed_anew: int
+    network: int = 0
+    between_machines: Between = "recomputed"
+    elsewhere: int = 0

@@ -40,3 +40,11 @@ class PrefillGrant(msgspec.Struct, frozen=True, omit_defaults=True):
 
     work: Submit | None = None
     v: int = VERSION
+
+
+class QueueLength(msgspec.Struct, frozen=True):
+    """Length of a prefill queue. `waiting`: jobs never delivered; `in_hand`: jobs delivered and not done, which a
+    worker has or which wait to be delivered again."""
+
+    waiting: int
+    in_hand: int

@@ -4,34 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Literal
-
-import msgspec
 
 from dynamo_local.core.fleet.view import ENGINE_ROLES
-from dynamo_local.core.messages.kv import TLS_STREAM
+from dynamo_local.core.messages.kv import TLS_STREAM, Between, KvWays
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.routing.pulling import kv_network, transfers
-
-Between = Literal["closed network", "TLS", "recomputed"]
-
-
-class KvWays(msgspec.Struct, frozen=True):
-    """For a worker, the numbers of other workers of its model whose KV it reads from their memory, as on one machine
-    (`local`), reads in the network that the admin has declared closed or on a TLS stream (`network`), and computes
-    anew: they are on another machine and do not both read so, only one of two on a machine does, or an engine transfers
-    none.
-
-    `between_machines`: what becomes of KV that crosses machines, as far as this worker decides it. `elsewhere`:
-    number of other workers of its model that are on other machines, or whose machine or this worker's is not known.
-    """
-
-    local: int
-    computed_anew: int
-    network: int = 0
-    between_machines: Between = "recomputed"
-    elsewhere: int = 0
 
 
 def ways_of_kv(presences: Iterable[Presence]) -> dict[str, KvWays]:

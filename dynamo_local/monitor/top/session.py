@@ -6,18 +6,20 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core.fleet.view import FRONTEND_ROLE, PREFILL_ROLE, Change, Happened
+from msgspec.structs import replace
+
+from dynamo_local.control.descriptions import FleetLook
+from dynamo_local.core.beats import BEAT_S
+from dynamo_local.core.errors import DynamoError
+from dynamo_local.core.fleet.view import FRONTEND_ROLE
 from dynamo_local.core.messages.endpoints import Board
 from dynamo_local.core.messages.events import Event
-from dynamo_local.core.names import parse_watcher
-from dynamo_local.core.subjects import Subjects
-from dynamo_local.monitor.graph_watch import GraphWatch
-from dynamo_local.monitor.queue_lengths import QueueLengths
+from dynamo_local.core.messages.presence import as_received
 from dynamo_local.monitor.rates import Rates
 from dynamo_local.monitor.scraping import FrontendReader, ReadFigures
+from dynamo_local.monitor.snapshot import Snapshot
 from dynamo_local.monitor.top.view import TopView, note_counts, recent, view_of
 from dynamo_local.tasks import TaskGuard
 
@@ -38,34 +40,28 @@ class TopSession:
 
     def __init__(
         self,
-        bus: Bus,
         namespace: str,
+        look: Callable[[], FleetLook],
         events: Callable[[], Iterable[Event]] = tuple,
         board: Callable[[], Board | None] = lambda: None,
     ) -> None:
-        """`events` returns the events since its last call, `board` the board of endpoints. Both may read a file."""
-        subjects = Subjects(namespace)
-        self._bus = bus
-        self._new_events = events
-        self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
+        """`look` asks the server, `events` returns the events since its last call, `board` the board of endpoints. Each
+        may block."""
         self._namespace = namespace
+        self._look = look
+        self._new_events = events
         self._board = board
-        self._fleet = FleetWatch(bus, subjects, everywhere=True)
-        self._graph = GraphWatch(bus, subjects, self._fleet)
+        self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
+        self._seen = FleetLook(True, (), (), {}, None)
         self._rates = Rates()
         self._reader = FrontendReader()
-        self._queues = QueueLengths(bus, namespace, self._with_queues)
         self._figures: ReadFigures | None = None
         self._tasks = TaskGuard()
 
     async def start(self) -> None:
-        """Start to follow the server in background tasks."""
-        self._fleet.subscribe(self._on_change)
-        await self._graph.start()
-        await self._fleet.start()
-        self._tasks.spawn("fleet", self._fleet.run())
-        self._tasks.spawn("queue length", self._graph.follow_queue())
-        self._tasks.spawn("queue lengths of endpoints", self._queues.follow())
+        """Look for the first time, and go on in background tasks. Raises NotRunningError, SupervisorError."""
+        await self._ask()
+        self._tasks.spawn("server", self._follow())
         self._tasks.spawn("frontend", self._follow_frontend())
 
     async def wait(self, seconds: float, unless: asyncio.Event) -> None:
@@ -84,32 +80,41 @@ class TopSession:
     def view(self) -> TopView:
         """Return the view of the present moment."""
         self._events.extend(self._new_events())
-        snapshot, events = self._graph.snapshot(), recent(self._events)
+        seen = self._seen
+        queues = dict(seen.queues)
+        snapshot = Snapshot(
+            time.monotonic(), seen.members, frozenset(seen.ready), queue=queues.pop("", None), planner=seen.planner
+        )
         return view_of(
             self._namespace,
             snapshot,
             self._rates,
             self._figures,
-            events,
-            connected=self._bus.connected,
+            recent(self._events),
+            connected=seen.connected,
             board=self._board(),
-            queues=self._queues.lengths,
+            queues=queues,
         )
 
-    def _with_queues(self) -> set[str]:
-        """The revisions of endpoints that have prefill workers, and so a queue."""
-        prefill = (parse_watcher(p.watcher) for p in self._fleet.view.members() if p.role == PREFILL_ROLE)
-        return {watcher.revision for watcher in prefill if watcher.revision}
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            # A server that has ended is told by whoever shows this.
+            with suppress(DynamoError):
+                await self._ask()
 
-    def _on_change(self, change: Change) -> None:
-        if change.what is Happened.LEFT:
-            self._rates.forget(change.presence.lease)
-        else:
-            note_counts(self._rates, change.presence, time.monotonic())
+    async def _ask(self) -> None:
+        told, now = await asyncio.to_thread(self._look), time.monotonic()
+        seen = replace(told, members=tuple(as_received(each, now) for each in told.members))
+        for lease in {each.lease for each in self._seen.members} - {each.lease for each in seen.members}:
+            self._rates.forget(lease)
+        for each in seen.members:
+            note_counts(self._rates, each, now)
+        self._seen = seen
 
     async def _follow_frontend(self) -> None:
         while True:
-            url = next((p.url for p in self._fleet.view.members() if p.role == FRONTEND_ROLE and p.url), None)
+            url = next((p.url for p in self._seen.members if p.role == FRONTEND_ROLE and p.url), None)
             began = time.monotonic()
             self._figures = None if url is None else await self._reader.read(url, began)
             # With many models the text is long, and takes the frontend's time from its requests.

@@ -8,18 +8,18 @@ from types import MappingProxyType
 
 import msgspec
 
-from dynamo_local.bus.jetstream.prefill_queue import QueueLength
 from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.core.messages.endpoints import Board, EndpointView
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.planner import EndpointReport, PlannerReport
+from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Counts, Load, MigrationCounts, Presence
 from dynamo_local.core.migration.counts import migrations_of
 from dynamo_local.core.names import Revision, endpoint_of, parse_watcher
 from dynamo_local.core.routing.counts import routers_of
-from dynamo_local.monitor.graph_watch import Snapshot
 from dynamo_local.monitor.rates import Rates
 from dynamo_local.monitor.scraping import FrontendFigures, ReadFigures
+from dynamo_local.monitor.snapshot import Snapshot
 
 SHOWN_EVENTS = 6
 

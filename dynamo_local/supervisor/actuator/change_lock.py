@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from dynamo_local.supervisor.server.launch.blueprint import why_absent
+from dynamo_local.control.absence import why_absent
 from dynamo_local.supervisor.server.reports.report import Report
 from state.locks import FileLock, LockTimeoutError
 from state.paths import StatePaths

@@ -1,4 +1,4 @@
-"""Commands that ask something of a running server, a module each. All of them reach it by `connect.py`.
+"""What a running server answers about itself, a module for each kind of question; `handlers.py` has them all.
 
 What changes the workers that run belongs in the actuator; what a terminal shows belongs in the CLI.
 """

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.control.absence import why_absent
+from dynamo_local.control.descriptions import FleetLook
 from dynamo_local.control.errors import still_starting
 from dynamo_local.core.errors import BusError, NotRunningError, SupervisorError
-from dynamo_local.core.fleet.view import Change
+from dynamo_local.core.fleet.view import PREFILL_ROLE, Change
 from dynamo_local.core.messages.endpoints import Board
 from dynamo_local.core.messages.events import Event
-from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.planner import PlannerReport
+from dynamo_local.core.messages.prefill import QueueLength
+from dynamo_local.core.messages.presence import Presence, as_sent
+from dynamo_local.core.names import parse_watcher
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.circus.client import CircusClient
-from dynamo_local.supervisor.server.launch.blueprint import why_absent
 from state.endpoints.board import read_board
 from state.paths import StatePaths
 from state.statefile.model import State
@@ -24,6 +31,9 @@ from state.statefile.store import StateStore
 _CIRCUS_WITHIN_S = 5.0
 _BUS_WITHIN_S = 1.5
 """With what else an answer takes, less than the two seconds in which it is said that the bus is away."""
+NO_ANSWER = "the bus does not answer"
+_REPORT_TTL_S = 10.0
+"""A planner that has not reported for so long has ended."""
 
 
 @dataclass
@@ -34,15 +44,20 @@ class AskedServer:
     store: StateStore
     circus: CircusClient
     record: Callable[[Event], None]
+    away: str = NO_ANSWER
+    """Why nothing is heard on the bus, where that is so."""
     _bus: Bus | None = field(default=None, init=False)
     _watch: FleetWatch | None = field(default=None, init=False)
     _failed: dict[str, Presence] = field(default_factory=dict, init=False)
     """Last presences of workers that have failed, by watcher. Whoever gives work has forgotten them."""
+    _report: PlannerReport | None = field(default=None, init=False)
+    _reported_at: float = field(default=0.0, init=False)
 
-    def follow(self, bus: Bus, watch: FleetWatch) -> None:
+    async def follow(self, bus: Bus, watch: FleetWatch) -> None:
         """Answer by this connection, and by this view of all processes, which the caller starts."""
         self._bus, self._watch = bus, watch
         watch.subscribe(self._on_change)
+        await bus.listen(Subjects(self.paths.namespace).planner, PlannerReport, self._on_report)
 
     async def bus(self) -> Bus:
         """Return the connection to NATS, which has just answered. Raises SupervisorError while the server starts,
@@ -50,15 +65,31 @@ class AskedServer:
         if self._bus is None:
             raise still_starting()
         if not await self._hears():
-            raise BusError("the bus does not answer", "NATS may be starting again: see `dynamo ps`")
+            raise BusError(self.away, "NATS may be starting again: see `dynamo ps`" if self.away == NO_ANSWER else None)
         return self._bus
 
-    async def presences(self) -> tuple[Mapping[str, Presence], bool]:
-        """Return the presences of all processes by watcher, and whether NATS answers; if not, nothing is known of
-        them."""
+    async def presences(self) -> tuple[Mapping[str, Presence], str]:
+        """Return the presences of all processes by watcher, or else why nothing is known of them."""
         if self._watch is None or not await self._hears():
-            return {}, False
-        return {**self._failed, **{each.watcher: each for each in self._watch.view.members()}}, True
+            return {}, self.away
+        return {**self._failed, **{each.watcher: each for each in self._watch.view.members()}}, ""
+
+    async def look(self) -> FleetLook:
+        """Return what all processes announce. Raises SupervisorError while the server starts."""
+        if self._bus is None or self._watch is None:
+            raise still_starting()
+        connected, view, now = await self._hears(), self._watch.view, time.monotonic()
+        members = view.members()
+        with_queue = {"", *(parse_watcher(each.watcher).revision for each in members if each.role == PREFILL_ROLE)}
+        queues = {each: PrefillQueue(self._bus, Subjects(self.paths.namespace, each)) for each in sorted(with_queue)}
+        lengths = [await _length(queue) if connected else None for queue in queues.values()]
+        return FleetLook(
+            connected,
+            tuple(as_sent(each, now, now) for each in members),
+            tuple(each.lease for each in view.ready({each.role for each in members})),
+            {revision: length for revision, length in zip(queues, lengths, strict=True) if length is not None},
+            self._report if now - self._reported_at < _REPORT_TTL_S else None,
+        )
 
     async def state(self) -> State:
         """Read the statefile. Raises SupervisorError, StateError."""
@@ -86,7 +117,18 @@ class AskedServer:
     async def _hears(self) -> bool:
         return self._watch is not None and await self._watch.hears(_BUS_WITHIN_S)
 
+    async def _on_report(self, report: PlannerReport) -> None:
+        self._report, self._reported_at = report, time.monotonic()
+
     def _on_change(self, change: Change) -> None:
         self._failed.pop(change.presence.watcher, None)
         if change.failed:
             self._failed[change.presence.watcher] = change.presence
+
+
+async def _length(queue: PrefillQueue) -> QueueLength | None:
+    """None: there is no such queue, or it cannot be read."""
+    try:
+        return await queue.length()
+    except BusError:
+        return None

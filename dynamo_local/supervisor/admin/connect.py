@@ -1,4 +1,4 @@
-"""The one way to a running server: its statefile, its bus, or the reason why it cannot be reached."""
+"""The way to the bus of a running server, or the reason why it cannot be reached, and questions to single processes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from dynamo_local.bus.address import BusAddress
-from dynamo_local.control.client import absent_server
+from dynamo_local.control.absence import absent_server, why_absent
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.names import short_watcher
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.supervisor.server.launch.blueprint import why_absent
 from state.namespaces import find_servers, is_running
 from state.paths import StatePaths
 
@@ -37,21 +36,16 @@ async def bus_of(paths: StatePaths, name: str) -> AsyncIterator[Bus]:
     from dynamo_local.bus.nats import Bus
     from dynamo_local.bus.renewal import follow_address
 
-    address = await address_of(paths)
+    await asyncio.to_thread(_check_running, paths)
+    if not await asyncio.to_thread(paths.bus_file.exists):
+        raise why_absent(paths)
+    address = await asyncio.to_thread(BusAddress.load, paths.bus_file)
     bus = await Bus.connect(address, name=name, deadline_s=_CONNECT_WITHIN_S, file=paths.bus_file)
     try:
         await follow_address(bus, Subjects(paths.namespace))
         yield bus
     finally:
         await bus.close()
-
-
-async def address_of(paths: StatePaths) -> BusAddress:
-    """The address of the bus of the namespace's server. Raises NotRunningError, SupervisorError as `bus_of`."""
-    await asyncio.to_thread(_check_running, paths)
-    if not await asyncio.to_thread(paths.bus_file.exists):
-        raise why_absent(paths)
-    return await asyncio.to_thread(BusAddress.load, paths.bus_file)
 
 
 async def ask(

@@ -9,13 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.control.answers import (
-    Description,
-    EndpointDescription,
-    RequestLine,
-    WatcherDescription,
-    WatcherRow,
-)
+from dynamo_local.control.answers import RequestLine, WatcherRow, same_fields
+from dynamo_local.control.descriptions import Description, EndpointDescription, WatcherDescription
 from dynamo_local.core.errors import BusError, DecodeError, GraphError, SupervisorError, UsageError
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointView
 from dynamo_local.core.messages.events import Event
@@ -108,21 +103,12 @@ async def _describe_watcher(
     known = None if requests is None else [line for line in requests if line.worker == row.watcher]
     started_at = presence.started_at if presence is not None else None
     return WatcherDescription(
-        watcher=row.watcher,
-        component=row.component,
-        role=row.role,
-        revision=row.revision,
-        state=row.state,
-        detail=row.detail,
-        pid=row.pid,
+        **same_fields(row, WatcherDescription),
         children=() if row.pid is None or row.node != LOCAL_NODE else await asyncio.to_thread(_children, row.pid),
-        devices=row.devices,
         age_s=None if started_at is None else max(0.0, time.monotonic() - started_at),
         starts=sum(event.what == "started" for event in events),
         deaths=deaths[-_SHOWN:],
-        url=row.url,
         engine=presence.engine if presence is not None else None,
-        load=row.load,
         counts=presence.counts if presence is not None else None,
         requests=None if known is None else len(known),
         leaving=None if known is None else sum(line.moving_to is not None for line in known),

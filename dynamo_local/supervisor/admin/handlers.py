@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
-from dynamo_local.control.answers import Description, QueueView, RequestsView, RoutesView, SettingRow
 from dynamo_local.control.operations import (
     CHANGE_ROLE,
     DESCRIBE,
@@ -14,6 +13,7 @@ from dynamo_local.control.operations import (
     LIST_ROUTES,
     LIST_SETTINGS,
     LIST_WORKERS,
+    LOOK,
     MIGRATE,
     PURGE_QUEUE,
     READ_QUEUE,
@@ -30,63 +30,41 @@ from dynamo_local.supervisor.admin.routes import list_routes
 from dynamo_local.supervisor.admin.settings import list_settings, set_value
 from dynamo_local.supervisor.admin.status import devices_of_others, list_watchers
 
-_MOST, _MOST_ROUTES = 100, 20
-"""What is told where no limit is given."""
 
+def admin_handlers(server: AskedServer) -> Handlers:
+    """Return what answers from the start on: what is not known yet is said so. Roles are changed one at a time."""
+    role_change = asyncio.Lock()
 
-@dataclass(frozen=True)
-class AdminHandlers:
-    """Answers from the start on: what is not known yet is said so. Roles are changed one at a time."""
+    async def list_workers(call: Call) -> dict[str, Any]:
+        others = {"held_by_others": await devices_of_others(server)} if call.flag("others") else {}
+        return {**await _listed(list_watchers(server)), **others}
 
-    server: AskedServer
-    _role_change: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-
-    @property
-    def handlers(self) -> Handlers:
-        return {
-            LIST_WORKERS: self._workers,
-            CHANGE_ROLE: self._role,
-            DESCRIBE: self._describe,
-            LIST_REQUESTS: self._requests,
-            MIGRATE: self._migrate,
-            READ_QUEUE: self._queue,
-            PURGE_QUEUE: self._purge,
-            LIST_ROUTES: self._routes,
-            LIST_SETTINGS: self._settings,
-            SET_SETTING: self._set,
-        }
-
-    async def _workers(self, call: Call) -> dict[str, Any]:
-        others = {"held_by_others": await devices_of_others(self.server)} if call.flag("others") else {}
-        return {"object": "list", "data": await list_watchers(self.server), **others}
-
-    async def _role(self, call: Call) -> dict[str, str]:
+    async def take_role(call: Call) -> dict[str, str]:
         watcher, wish = call.names["watcher"], call.content(RoleWish)
-        async with self._role_change:
-            return {"watcher": watcher, "role": await change_role(self.server, watcher, wish)}
+        async with role_change:
+            return {"watcher": watcher, "role": await change_role(server, watcher, wish)}
 
-    async def _describe(self, call: Call) -> Description:
-        return await describe(self.server, call.names["name"])
+    async def purge(call: Call) -> dict[str, int]:
+        return {"dropped": await purge_queue(server, call.query.get("endpoint"))}
 
-    async def _requests(self, call: Call) -> RequestsView:
-        limit, query = call.number("limit", _MOST), call.query
-        return await list_requests(self.server, limit, query.get("worker"), query.get("endpoint"))
+    return {
+        LIST_WORKERS: list_workers,
+        CHANGE_ROLE: take_role,
+        LOOK: lambda _: server.look(),
+        DESCRIBE: lambda call: describe(server, call.names["name"]),
+        LIST_REQUESTS: lambda call: list_requests(
+            server, call.number("limit", 100), call.query.get("worker"), call.query.get("endpoint")
+        ),
+        MIGRATE: lambda call: _listed(migrate(server, call.content(MigrationWish))),
+        READ_QUEUE: lambda call: read_queue(server, call.number("limit", 100), call.query.get("endpoint")),
+        PURGE_QUEUE: purge,
+        LIST_ROUTES: lambda call: list_routes(
+            server, call.number("limit", 20), call.query.get("request"), call.query.get("endpoint")
+        ),
+        LIST_SETTINGS: lambda _: _listed(list_settings(server)),
+        SET_SETTING: lambda call: set_value(server, call.names["key"], str(call.fields(("value",)).get("value", ""))),
+    }
 
-    async def _migrate(self, call: Call) -> dict[str, Any]:
-        return {"object": "list", "data": await migrate(self.server, call.content(MigrationWish))}
 
-    async def _queue(self, call: Call) -> QueueView:
-        return await read_queue(self.server, call.number("limit", _MOST), call.query.get("endpoint"))
-
-    async def _purge(self, call: Call) -> dict[str, int]:
-        return {"dropped": await purge_queue(self.server, call.query.get("endpoint"))}
-
-    async def _routes(self, call: Call) -> RoutesView:
-        limit, query = call.number("limit", _MOST_ROUTES), call.query
-        return await list_routes(self.server, limit, query.get("request"), query.get("endpoint"))
-
-    async def _settings(self, _: Call) -> dict[str, Any]:
-        return {"object": "list", "data": await list_settings(self.server)}
-
-    async def _set(self, call: Call) -> SettingRow:
-        return await set_value(self.server, call.names["key"], str(call.fields(("value",)).get("value", "")))
+async def _listed(rows: Awaitable[Sequence[Any]]) -> dict[str, Any]:
+    return {"object": "list", "data": await rows}

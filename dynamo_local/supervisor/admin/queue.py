@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
+from typing import Any
 
 from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, QueuedJob
-from dynamo_local.control.answers import JobRow, QueueView
+from dynamo_local.control.answers import JobRow, QueueView, same_fields
 from dynamo_local.core.errors import NotRunningError, QueueAbsentError
 from dynamo_local.core.names import endpoint_of
 from dynamo_local.core.subjects import Subjects
@@ -42,22 +43,12 @@ async def _rows(queue: PrefillQueue, limit: int, revision: str) -> list[JobRow]:
 
 def row(queued: QueuedJob, revision: str = "") -> JobRow:
     """Make the row of a job in the queue of this revision."""
-    state = "in hand" if queued.taken else "waiting"
-    job = queued.job
-    if job is None:
-        return JobRow(state=state, age_s=round(queued.age_s, 3), endpoint=endpoint_of(revision), revision=revision)
-    return JobRow(
-        state=state,
-        age_s=round(queued.age_s, 3),
-        endpoint=endpoint_of(revision),
-        revision=revision,
-        job=job.job,
-        request_id=job.request_id,
-        frontend=job.frontend,
-        tokens=job.tokens,
-        priority=job.priority,
-        expires_in_s=round(job.valid_s - queued.age_s, 3),
-    )
+    state, age_s = "in hand" if queued.taken else "waiting", round(queued.age_s, 3)
+    known: dict[str, Any] = {"state": state, "age_s": age_s, "endpoint": endpoint_of(revision), "revision": revision}
+    if queued.job is not None:
+        expires_in_s = round(queued.job.valid_s - queued.age_s, 3)
+        known = {**same_fields(queued.job, JobRow), **known, "expires_in_s": expires_in_s}
+    return JobRow(**known)
 
 
 async def _queues_of(server: AskedServer, endpoint: str | None) -> dict[str, PrefillQueue]:

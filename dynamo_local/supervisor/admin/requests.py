@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from dynamo_local.control.answers import MigrationLine, RequestLine, RequestsView, WatcherRow
+from dynamo_local.control.answers import MigrationLine, RequestLine, RequestsView, WatcherRow, same_fields
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.core.messages.admin import (
@@ -144,25 +144,14 @@ def meant_by(request: str, owned: Mapping[_K, Sequence[RequestRow]]) -> dict[_K,
 
 
 def _line(row: RequestRow, frontend: str, revision: str, names: Mapping[str, str]) -> RequestLine:
-    return RequestLine(
-        request=told_id(row.request_id),
-        worker=_named(row.worker, names),
-        endpoint=endpoint_of(revision),
-        revision=revision,
-        epoch=row.epoch,
-        prompt_tokens=row.prompt_tokens,
-        tokens=row.tokens,
-        age_s=round(row.age_s, 3),
-        moving_to=_named(row.destination, names),
-        stays=row.stays,
-        frontend=names[frontend],
-        epoch_age_s=row.epoch_age_s,
-        epoch_start=row.epoch_start,
-        migrations=row.migrations,
-        prefill=row.prefill,
-        fidelity=row.fidelity,
-        fidelity_because_of=row.fidelity_because_of,
-    )
+    told: dict[str, Any] = {
+        "request": told_id(row.request_id),
+        "worker": _named(row.worker, names),
+        "age_s": round(row.age_s, 3),
+        "moving_to": _named(row.destination, names),
+    }
+    of = {"endpoint": endpoint_of(revision), "revision": revision, "frontend": names[frontend]}
+    return RequestLine(**{**same_fields(row, RequestLine), **told, **of})
 
 
 def _held_line(row: HeldRow, frontend: str, revision: str) -> RequestLine:
@@ -183,15 +172,8 @@ def _held_line(row: HeldRow, frontend: str, revision: str) -> RequestLine:
 
 
 def _migration_line(result: MigrationResult, names: Mapping[str, str]) -> MigrationLine:
-    return MigrationLine(
-        request=told_id(result.request_id),
-        outcome=result.outcome,
-        why=result.why,
-        worker=_named(result.destination, names),
-        warm_s=result.warm_s,
-        gap_s=result.gap_s,
-        gap_steps=result.gap_steps,
-    )
+    request, worker = told_id(result.request_id), _named(result.destination, names)
+    return MigrationLine(request=request, worker=worker, **same_fields(result, MigrationLine))
 
 
 def _named(lease: str | None, names: Mapping[str, str]) -> str | None:

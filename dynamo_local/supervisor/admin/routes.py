@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from dynamo_local.control.answers import RouteLine, RoutesView
+from dynamo_local.control.descriptions import RouteLine, RoutesView
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import ROUTER_ROLE
 from dynamo_local.core.messages.routes import RouteRow, RoutesAnswer, RoutesQuestion

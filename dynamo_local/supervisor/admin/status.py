@@ -18,7 +18,7 @@ from dynamo_local.core.names import (
     parse_revision,
 )
 from dynamo_local.core.routing.kv_ways import ways_of_kv
-from dynamo_local.supervisor.admin.asked import AskedServer
+from dynamo_local.supervisor.admin.asked import NO_ANSWER, AskedServer
 from dynamo_local.supervisor.circus.client import ACTIVE
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from dynamo_local.supervisor.server.reports.progress import described
@@ -29,13 +29,13 @@ from state.statefile.model import Component
 
 async def list_watchers(server: AskedServer) -> list[WatcherRow]:
     """List all watchers, as `in_order`. Raises SupervisorError, StateError."""
-    state, (statuses, pids), (present, reachable) = await asyncio.gather(
+    state, (statuses, pids), (present, away) = await asyncio.gather(
         server.state(), server.processes(), server.presences()
     )
     rows = [
-        row(component, statuses.get(name), pids.get(name, ()), present.get(name), reachable)
+        row(component, statuses.get(name), pids.get(name, ()), present.get(name), away)
         if component.node == state.node
-        else row_of_node(component, present.get(name), reachable)
+        else row_of_node(component, present.get(name), away)
         for name, component in state.components.items()
     ]
     ways = ways_of_kv(present.values())
@@ -70,18 +70,19 @@ def row(
     status: str | None,
     pids: tuple[int, ...],
     presence: Presence | None,
-    reachable: bool,
+    away: str,
 ) -> WatcherRow:
-    """Put together what is known of one watcher. `status` and `pids` are circus's; `reachable`: the bus answers."""
+    """Put together what is known of one watcher. `status` and `pids` are circus's; `away`: why nothing is heard on the
+    bus; empty where it answers."""
     # A forked process registers its own pid in the statefile; circus knows its launcher's only.
     pid = component.pid or pids[0] if pids else None
-    return _row(component, pid, presence, *_health(component, status, pid, presence, reachable))
+    return _row(component, pid, presence, *_health(component, status, pid, presence, away))
 
 
-def row_of_node(component: Component, presence: Presence | None, reachable: bool) -> WatcherRow:
+def row_of_node(component: Component, presence: Presence | None, away: str) -> WatcherRow:
     """The same of a watcher on another node, whose circusd is not asked."""
     pid = None if presence is None else presence.pid
-    return _row(component, pid, presence, *_health(component, ACTIVE, pid, presence, reachable))
+    return _row(component, pid, presence, *_health(component, ACTIVE, pid, presence, away))
 
 
 def _row(component: Component, pid: int | None, presence: Presence | None, health: str, detail: str) -> WatcherRow:
@@ -106,23 +107,23 @@ def _row(component: Component, pid: int | None, presence: Presence | None, healt
 
 
 def _health(
-    component: Component, status: str | None, pid: int | None, presence: Presence | None, reachable: bool
+    component: Component, status: str | None, pid: int | None, presence: Presence | None, away: str
 ) -> tuple[str, str]:
     if not component.holds:
         return "stopped", ""
     if component.phase is not None:
         return component.phase, _described(presence, pid)
     if component.node != LOCAL_NODE and pid is None:
-        return ("silent", "its node may not answer") if reachable else ("unknown", "the bus does not answer")
+        return ("unknown", away) if away else ("silent", "its node may not answer")
     if status != ACTIVE or pid is None:
         return "ended", "to be started again" if status is not None else "to be started"
     if component.component == BUS_SERVICE:
-        return ("ready", "") if reachable else ("failed", "does not answer")
+        return ("failed", "does not answer") if away == NO_ANSWER else ("ready", "")
     if component.component == FORKSERVER_SERVICE:
         return "ready", ""
     if presence is not None and presence.pid == pid:
         return presence.state, presence.detail
-    return ("silent", "") if reachable else ("unknown", "the bus does not answer")
+    return ("unknown", away) if away else ("silent", "")
 
 
 def _described(presence: Presence | None, pid: int | None) -> str:

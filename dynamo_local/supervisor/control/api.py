@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynamo_local.control.errors import still_starting
 from dynamo_local.control.operations import Call, Handler, Handlers, Operation
-from dynamo_local.core.errors import UnansweredError
+from dynamo_local.core.errors import StateError, UnansweredError
 from state.files import FILE_MODE, system_errors
 
 if TYPE_CHECKING:
@@ -53,13 +54,24 @@ class ControlSocket:
     def __init__(self, api: ControlApi, path: Path) -> None:
         """Bind: clients can connect from now on. Raises StateError."""
         self._api = api
+        self._path = path
         self._server: HttpServer | None = None
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with system_errors(f"cannot open {path}"):
+        self._socket = self._bound()
+
+    def _bound(self) -> socket.socket:
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with system_errors(f"cannot open {self._path}"):
             # The folder is closed to others from before the socket exists.
-            self._socket.bind(str(path))
-            path.chmod(FILE_MODE)
-            self._socket.listen(_WAITING)
+            bound.bind(str(self._path))
+            self._path.chmod(FILE_MODE)
+            bound.listen(_WAITING)
+        return bound
+
+    def _bound_again(self) -> socket.socket | None:
+        """Bind if the file was removed; None if it is there, or its folder is not there yet."""
+        with suppress(StateError):
+            return None if self._path.exists() else self._bound()
+        return None
 
     async def run(self) -> None:
         """Answer until `close`."""
@@ -70,7 +82,7 @@ class ControlSocket:
         # Here, in a thread: the import takes a fifth of a second, for which no process of the server is to wait.
         from dynamo_local.supervisor.control.http import HttpServer
 
-        return HttpServer(self._api)
+        return HttpServer(self._api, self._bound_again)
 
     async def close(self, running: asyncio.Task[None]) -> None:
         """Take no more questions, and finish those under way, for a while. `running`: runs `run`."""

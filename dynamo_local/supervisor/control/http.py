@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
 from urllib.parse import unquote
 
 import msgspec
@@ -26,12 +28,14 @@ from dynamo_local.supervisor.control.api import ControlApi
 _BODY_S = 10.0
 _CONNECTIONS = 256
 _END_S = 2
+_TICKS = 10
 
 
 class HttpServer(uvicorn.Server):
-    """Serves an API on sockets that are given to `serve`, until `should_exit`."""
+    """Serves an API on sockets that are given to `serve`, and those that `further` returns, until `should_exit`."""
 
-    def __init__(self, api: ControlApi) -> None:
+    def __init__(self, api: ControlApi, further: Callable[[], socket.socket | None]) -> None:
+        self._further = further
         super().__init__(
             uvicorn.Config(
                 application(api),
@@ -45,6 +49,16 @@ class HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=_END_S,
             )
         )
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look for a further socket, about once a second."""
+        if counter % _TICKS == 0 and (further := self._further()) is not None:
+            config, state = self.config, self.server_state
+            protocol = partial(
+                config.http_protocol_class, config=config, server_state=state, app_state=self.lifespan.state
+            )
+            self.servers.append(await asyncio.get_running_loop().create_server(protocol, sock=further))
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.listener import ListenerHolder, bind
 from dynamo_local.supervisor.actuator.reconciler import Reconciler
 from dynamo_local.supervisor.admin.asked import AskedServer
-from dynamo_local.supervisor.admin.handlers import AdminHandlers
+from dynamo_local.supervisor.admin.handlers import admin_handlers
 from dynamo_local.supervisor.control.api import ControlApi, ControlSocket
 from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
 from dynamo_local.supervisor.server.launch.launch import Launch
@@ -99,7 +99,7 @@ class Server:
             api = self._open_api(stack)
             await machinery.start(stack)
             asked = AskedServer(self._paths, machinery.store, machinery.circus, self._events.record)
-            control.take(AdminHandlers(asked).handlers)
+            control.take(admin_handlers(asked))
             if isinstance(self._bus, BusAddress):
                 # Deleted once all services have ended. A NATS server of our own takes its streams with it.
                 stack.push_async_callback(self._streams.delete, self._bus)
@@ -178,7 +178,7 @@ class Server:
             watch.subscribe(progress.on_change)
             await self._events.start(bus, watch)
             machinery.follow(watch)
-            asked.follow(bus, watch)
+            await asked.follow(bus, watch)
             await watch.start()
             expiry = self._tasks.spawn("fleet", watch.run())
             await machinery.hold_devices().serve(bus, subjects)
@@ -195,6 +195,7 @@ class Server:
             await self._await_ready(progress)
             await expiry
         finally:
+            asked.away = "the server is stopping"
             await bus.close()
 
     def _machine_plans(self) -> tuple[WatcherPlan, ...]:

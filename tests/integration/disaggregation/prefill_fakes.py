@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from components.frontend.prefill.prefill_jobs import PrefillDeadlines, PrefillJobs
 from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer, TakenJob
-from dynamo_local.bus.jetstream.prefill_queue import LIMITS, PrefillQueue, QueueLength
+from dynamo_local.bus.jetstream.prefill_queue import LIMITS, PrefillQueue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.fleet.view import PREFILL_ROLE
-from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant
+from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant, QueueLength
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Request

@@ -11,10 +11,11 @@ from typing import Protocol
 import pytest
 
 from components.workers.requests.unacknowledged import RESEND_AFTER_S
-from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, QueueLength, create_prefill_queue
+from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefill_queue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec
 from dynamo_local.core.fleet.view import PREFILL_ROLE
+from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit, Work
 from dynamo_local.core.ports import PulledPrefix, Request
 from dynamo_local.core.request.disaggregation import PrefillLimits

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer, TakenJob
-from dynamo_local.bus.jetstream.prefill_queue import LIMITS, PrefillQueue, QueueLength, create_prefill_queue
+from dynamo_local.bus.jetstream.prefill_queue import LIMITS, PrefillQueue, create_prefill_queue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Answer, Message
 from dynamo_local.core.fleet.view import PREFILL_ROLE
-from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant, PrefillJob
+from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant, PrefillJob, QueueLength
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.tokens import TokenBatch, TokenDelta
 from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit

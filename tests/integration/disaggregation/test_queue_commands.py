@@ -12,11 +12,11 @@ import pytest
 
 from dynamo_local.bus.jetstream.live_settings import create_settings
 from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer
-from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, QueueLength, create_prefill_queue
+from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefill_queue
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.cli.main import run
 from dynamo_local.core.live_settings import SETTINGS
-from dynamo_local.core.messages.prefill import PrefillJob
+from dynamo_local.core.messages.prefill import PrefillJob, QueueLength
 from dynamo_local.core.subjects import Subjects
 from state.files import make_run_directory
 from state.locks import ServerLock

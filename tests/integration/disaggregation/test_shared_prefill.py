@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from components.frontend.prefill.prefill_jobs import PrefillDeadlines
-from dynamo_local.bus.jetstream.prefill_queue import LIMITS, QueueLength
+from dynamo_local.bus.jetstream.prefill_queue import LIMITS
+from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from tests.integration.conftest import Disaggregate

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
-from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, QueueLength, create_prefill_queue
+from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefill_queue
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.presence import Announcer
+from dynamo_local.bus.presence import Announcer, FleetWatch
 from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.control.answers import WatcherRow
+from dynamo_local.control.descriptions import FleetLook
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.admin import AdminRequest, MigrationOrder, RequestRow, RequestsAnswer
 from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointStatus, EndpointView
-from dynamo_local.core.messages.prefill import PrefillJob
+from dynamo_local.core.messages.prefill import PrefillJob, QueueLength
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load, Presence
 from dynamo_local.core.names import Watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.monitor.top.session import TopSession
+from dynamo_local.supervisor.admin.asked import AskedServer
 from dynamo_local.supervisor.admin.frontends import AskedFrontends, Scope
 from dynamo_local.tasks import TaskGuard
+from state.paths import StatePaths
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import DEADLINE_S, NO_PROCESS, until
 
@@ -63,12 +68,22 @@ async def announced(connect: Connect, subjects: Subjects) -> AsyncIterator[set[s
 
 
 async def test_top_shows_workers_and_the_queue_of_an_endpoint(
-    announced: set[str], bus: Bus, connect: Connect, subjects: Subjects
+    announced: set[str], bus: Bus, connect: Connect, subjects: Subjects, tmp_path: Path
 ) -> None:
     scope = Subjects(subjects.namespace, "chat@2")
     await create_prefill_queue(bus, scope)
     await PrefillQueue(bus, scope).publish(PrefillJob("j", "r", "f", 3, DEADLINE_S))
-    session = TopSession(await connect(), subjects.namespace, board=lambda: BOARD)
+    asking = await connect()
+    watch = FleetWatch(asking, subjects, everywhere=True)
+    asked = AskedServer(StatePaths(tmp_path, subjects.namespace), *cast("Any", (None, None, None)))
+    await asked.follow(asking, watch)
+    await watch.start()
+    loop = asyncio.get_running_loop()
+
+    def look() -> FleetLook:
+        return asyncio.run_coroutine_threadsafe(asked.look(), loop).result(DEADLINE_S)
+
+    session = TopSession(subjects.namespace, look, board=lambda: BOARD)
     await session.start()
 
     def is_complete() -> bool:

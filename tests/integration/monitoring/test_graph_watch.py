@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, QueueLength, create_prefill_queue
+from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefill_queue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core import codec
 from dynamo_local.core.messages.planner import DecisionReport, PlannerReport
-from dynamo_local.core.messages.prefill import PrefillJob
+from dynamo_local.core.messages.prefill import PrefillJob, QueueLength
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.monitor.graph_watch import REPORT_TTL_S, GraphWatch

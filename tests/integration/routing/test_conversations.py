@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo_local.control.answers import RouteLine, RoutesView
 from dynamo_local.control.client import ControlClient
+from dynamo_local.control.descriptions import RouteLine, RoutesView
 from dynamo_local.control.operations import LIST_ROUTES
 from tests.integration.server_process import PATIENCE_S, READY_WITHIN_S, ServerProcess, eventually
 

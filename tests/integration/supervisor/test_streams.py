@@ -15,11 +15,11 @@ import pytest
 from dynamo_local.bus.jetstream.live_settings import create_settings, read_settings, write_setting
 from dynamo_local.bus.jetstream.owner_record import BusRecord
 from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer
-from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, QueueLength, create_prefill_queue
+from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefill_queue
 from dynamo_local.bus.jetstream.streams import StreamAbsentError
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.core.errors import NamespaceBusyError, QueueAbsentError, SupervisorError
-from dynamo_local.core.messages.prefill import PrefillJob
+from dynamo_local.core.messages.prefill import PrefillJob, QueueLength
 from dynamo_local.core.process.ownership import Owner
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService

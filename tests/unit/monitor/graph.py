@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dynamo_local.bus.jetstream.prefill_queue import QueueLength
 from dynamo_local.core.messages.planner import DecisionReport, PlannerReport, RoleReport
+from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Counts, EndedMigrations, EngineInfo, Load, MigrationCounts, Presence
-from dynamo_local.monitor.graph_watch import Snapshot
+from dynamo_local.monitor.snapshot import Snapshot
 
 NOW = 1000.0
 LOAD = Load(running=3, waiting=1, kv_usage=0.75, kv_pinned=0.0, preempted_tokens=10, recomputed_tokens=30)

@@ -13,16 +13,16 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dynamo_local.bus.jetstream.prefill_queue import QueueLength
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.histogram import Histogram
 from dynamo_local.core.messages.endpoints import EndpointHistory, EndpointStatus, EndpointView
 from dynamo_local.core.messages.planner import EndpointReport, PlannerReport
+from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.monitor.exposition import expose
 from dynamo_local.monitor.families import METRICS, MIGRATION_GAP_SECONDS
-from dynamo_local.monitor.graph_watch import Snapshot
 from dynamo_local.monitor.metrics import Distribution, FrontendState, ModelState, samples
+from dynamo_local.monitor.snapshot import Snapshot
 from tests.unit.core.messages.messages_strategies import planner_reports, presences
 from tests.unit.monitor.graph import DECODE, REPORT, ROUTER, STARTING, snapshot
 

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from dynamo_local.bus.jetstream.prefill_queue import QueueLength
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.planner import DecisionReport
+from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Counts
 from dynamo_local.monitor.rates import Rates
 from dynamo_local.monitor.scraping import FrontendFigures, ReadFigures, totals_by_model

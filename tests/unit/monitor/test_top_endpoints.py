@@ -9,11 +9,11 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from dynamo_local.bus.jetstream.prefill_queue import QueueLength
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.messages.endpoints import Board, EndpointHistory, EndpointStatus, EndpointView
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.planner import EndpointReport
+from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Counts, Load, Presence
 from dynamo_local.monitor.rates import Rates
 from dynamo_local.monitor.scraping import FrontendFigures, ReadFigures

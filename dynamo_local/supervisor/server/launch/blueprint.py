@@ -13,7 +13,7 @@ from threading import Lock
 
 import msgspec
 
-from dynamo_local.control.errors import only_starting
+from dynamo_local.control.absence import why_absent
 from dynamo_local.core.errors import DecodeError, StateError, SupervisorError, UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.names import HTTP_PORT_ENV, select_watcher
@@ -21,7 +21,6 @@ from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
 from state.devices.allocation import Inventory
 from state.files import replace_file, system_errors
 from state.paths import Sockets, StatePaths
-from state.record import read_record
 from state.statefile.model import Component, State
 
 
@@ -205,29 +204,8 @@ class BlueprintFile:
             self._last = blueprint
 
 
-def why_absent(paths: StatePaths) -> SupervisorError:
-    """The error for a file that is missing from the run directory of a server that runs."""
-    namespace = paths.namespace
-    record = read_record(paths)
-    if record is None and not paths.statefile.exists():
-        return only_starting(namespace)
-    if not paths.run_dir.exists():
-        return _removed(paths.run_dir)
-    if record is None or record.phase == "running" or paths.blueprint_file.exists():
-        return _removed(f"a file in {paths.run_dir}")
-    if record.phase == "stopping":
-        return SupervisorError(
-            f"the server in namespace {namespace} is stopping", "`dynamo ls` shows whether it has ended"
-        )
-    return only_starting(namespace)
-
-
 def _whose(revision: str) -> str:
     return revision or "this graph"
-
-
-def _removed(what: object) -> SupervisorError:
-    return SupervisorError(f"{what} was removed: the server goes on, and makes it again", "try again in a moment")
 
 
 def check_reachable(paths: StatePaths, state: State) -> None:

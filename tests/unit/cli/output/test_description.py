@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from dynamo_local.cli.output.description import text_of
-from dynamo_local.control.answers import EndpointDescription, RequestLine, WatcherDescription, WatcherRow
+from dynamo_local.control.answers import RequestLine, WatcherRow
+from dynamo_local.control.descriptions import EndpointDescription, WatcherDescription
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointStatus, EndpointView, ServedAdapter

@@ -32,6 +32,11 @@ class Circus:
         return (7,)
 
 
+class Bus:
+    async def listen(self, *_: Any) -> None:
+        """No planner reports."""
+
+
 class Watch:
     """A view of processes, and whether NATS brings messages back."""
 
@@ -62,9 +67,9 @@ def server(tmp_path: Path) -> AskedServer:
 
 
 @pytest.fixture
-def watch(server: AskedServer) -> Watch:
+async def watch(server: AskedServer) -> Watch:
     watch = Watch()
-    server.follow(cast("Any", "bus"), cast("Any", watch))
+    await server.follow(cast("Any", Bus()), cast("Any", watch))
     return watch
 
 

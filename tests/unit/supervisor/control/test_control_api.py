@@ -132,6 +132,17 @@ async def test_only_the_owner_may_open_the_socket(served: Served) -> None:
     assert stat.S_IMODE(served.path.parent.stat().st_mode) == 0o700
 
 
+async def test_a_socket_that_was_removed_is_made_again(served: Served) -> None:
+    served.api.take({LIST_KEYS: echo})
+    await served.do(LIST_KEYS)
+    served.path.unlink()
+    async with asyncio.timeout(ANSWERED_S):
+        while not served.path.exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await served.do(LIST_KEYS)
+    assert stat.S_IMODE(served.path.stat().st_mode) == 0o600
+
+
 async def test_what_is_under_way_at_the_end_is_answered(served: Served) -> None:
     began, may_end = asyncio.Event(), asyncio.Event()
 

@@ -9,7 +9,7 @@ OF_THE_HEAD = (
     "dynamo_local.model.obtain",
     "dynamo_local.sdk.config.configuration",
     "dynamo_local.supervisor.actuator.actuator",
-    "dynamo_local.supervisor.admin.requests",
+    "dynamo_local.supervisor.admin.handlers",
     "dynamo_local.supervisor.places.cluster",
     "dynamo_local.supervisor.server.launch.prepare",
     "dynamo_local.supervisor.server.server",

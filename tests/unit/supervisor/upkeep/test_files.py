@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_local.control.absence import why_absent
 from dynamo_local.core.errors import NamespaceBusyError, SupervisorError
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.supervisor.server.launch.blueprint import check_reachable, why_absent
+from dynamo_local.supervisor.server.launch.blueprint import check_reachable
 from dynamo_local.supervisor.upkeep.files import ServerFiles, as_heard
 from state.files import make_run_directory, make_sockets, sockets_of
 from state.locks import ServerLock, server_pid
