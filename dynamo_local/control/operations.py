@@ -47,6 +47,8 @@ class Call:
     query: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     by: str = ""
+    streams: bool = False
+    """Whether the answer is wanted as a stream of server-sent events."""
 
     def fields(self, known: Collection[str] | None = None) -> dict[str, Any]:
         """Return the fields of the body; of no body, none. Raises OrderError for anything else than an object, and for
@@ -118,6 +120,18 @@ REVOKE_KEY = Operation(
     "/v1/keys/{name}",
     "Remove an API key.",
     takes={"open": "Also if it is the last one, so that the server answers everybody."},
+)
+
+LIST_EVENTS = Operation(
+    "list_events",
+    "GET",
+    "/v1/events",
+    "List the server's events of the last hour, at most 10,000. With `Accept: text/event-stream`, follow them: the "
+    "stream begins with those of the last hour, and after a header Last-Event-ID with those after that event.",
+    query={
+        "after": "Id of an event: only those after it. An id of an earlier server leaves none out.",
+        "kind": "Only events of these kinds, with commas between them.",
+    },
 )
 
 OPERATIONS = tuple(value for value in tuple(globals().values()) if isinstance(value, Operation))

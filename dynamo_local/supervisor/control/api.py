@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dynamo_local.control.client import BY
+from dynamo_local.control.client import BY, EVENT_STREAM, LAST_EVENT_ID
 from dynamo_local.control.errors import RETRY_S, UNAVAILABLE, content_of, status_of
 from dynamo_local.control.operations import MOST_BYTES, OPERATIONS, Call, Handler, Handlers, Operation
 from dynamo_local.core.errors import DynamoError, OrderError, OrderTooLargeError, SupervisorError
@@ -58,12 +58,19 @@ class ControlApi:
 
 
 def _response(content: object, status: int) -> Response:
+    if isinstance(content, Response):
+        return content
     headers = {"retry-after": str(RETRY_S)} if status == UNAVAILABLE else None
     return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
 async def _call(request: Request) -> Call:
-    return Call(request.path_params, request.query_params, await _body(request), unquote(request.headers.get(BY, "")))
+    headers, query = request.headers, dict(request.query_params)
+    if LAST_EVENT_ID in headers:
+        # Newer than what the address says: who reconnects asks for the same address again.
+        query["after"] = headers[LAST_EVENT_ID]
+    by, streams = unquote(headers.get(BY, "")), EVENT_STREAM in headers.get("accept", "")
+    return Call(request.path_params, query, await _body(request), by, streams)
 
 
 async def _body(request: Request) -> bytes:

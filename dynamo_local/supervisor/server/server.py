@@ -15,6 +15,7 @@ from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.listener import ListenerHolder, bind
 from dynamo_local.supervisor.actuator.reconciler import Reconciler
 from dynamo_local.supervisor.control.api import ControlApi, ControlSocket
+from dynamo_local.supervisor.control.events import EventAnswers
 from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.listening import answers
@@ -118,6 +119,9 @@ class Server:
         socket = ControlSocket(control, self._machinery.sockets.control)
         answering = asyncio.create_task(socket.run(), name="control API")
         stack.push_async_callback(socket.close, answering)
+        # Before the socket is closed, which waits for those who follow them.
+        stack.callback(self._events.recent.end)
+        control.take(EventAnswers(self._events.recent).handlers)
         self._tasks.spawn("end of the control API", _end_of(answering))
         return control
 
