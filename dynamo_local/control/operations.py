@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from dynamo_local.core.errors import OrderError
 from dynamo_local.core.http.json_text import as_utf8, why_not
+
+_T = TypeVar("_T")
 
 MOST_BYTES = 256 * 1024
 """Largest body of an order, in bytes."""
@@ -59,6 +61,20 @@ class Call:
             there = f"; there is {', '.join(known)}" if known else ""
             raise OrderError(f"there is no field {other[:60]!r}{there}", param=other)
         return found
+
+    def content(self, kind: type[_T]) -> _T:
+        """Return the body as a struct. Raises OrderError."""
+        try:
+            return msgspec.convert(self.fields(), kind)
+        except msgspec.ValidationError as error:
+            raise OrderError(f"the body is not as it should be: {error}") from None
+
+    def number(self, name: str, otherwise: int) -> int:
+        """Return a parameter of the query that is a whole number. Raises OrderError."""
+        text = self.query.get(name, str(otherwise))
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise OrderError(f"{name} must be a whole number", param=name)
+        return int(text)
 
     def flag(self, name: str) -> bool:
         """Return a parameter of the query that is true or false; the latter if it is not given. Raises OrderError."""
@@ -132,6 +148,52 @@ LIST_EVENTS = Operation(
         "after": "Id of an event: only those after it. An id of an earlier server leaves none out.",
         "kind": "Only events of these kinds, with commas between them.",
     },
+)
+
+_ORDER = "Id of the order, by whoever gives it: given again, it is not carried out again. [default: another one]"
+_FORCE = "Also if no worker is left to answer requests."
+_READY = "How long each new worker may take to become ready, in seconds. [default: the server's own]"
+
+SCALE = Operation(
+    "scale",
+    "POST",
+    "/v1/scale",
+    "Set the numbers of workers of services.",
+    takes={
+        "targets": "Number of workers by service.",
+        "force": _FORCE,
+        "ready_timeout_s": _READY,
+        "id": _ORDER,
+    },
+    status=202,
+)
+DRAIN_WORKER = Operation(
+    "drain_worker",
+    "POST",
+    "/v1/workers/{watcher}/drain",
+    "Drain and end a worker.",
+    takes={"force": _FORCE, "id": _ORDER},
+    status=202,
+)
+RESTART_WORKERS = Operation(
+    "restart_workers",
+    "POST",
+    "/v1/workers/restart",
+    "Restart the processes of a service or an endpoint, one after the other, or one process.",
+    takes={
+        "name": "A service, an endpoint or a watcher.",
+        "force": "Also if no worker answers requests meanwhile.",
+        "ready_timeout_s": _READY,
+        "id": _ORDER,
+    },
+    status=202,
+)
+GET_ORDER = Operation(
+    "get_order",
+    "GET",
+    "/v1/orders/{id}",
+    "Tell how far an order is.",
+    query={"after": "How many of its steps are known: they are left out, and others are waited for, for 5 s at most."},
 )
 
 OPERATIONS = tuple(value for value in tuple(globals().values()) if isinstance(value, Operation))

@@ -103,6 +103,8 @@ class ControlSocket:
             # The folder is closed to others from before the socket exists.
             self._socket.bind(str(path))
             path.chmod(FILE_MODE)
+            # Whoever asks from here on is answered soon.
+            self._socket.listen()
         config = uvicorn.Config(
             api.app,
             http="h11",

@@ -13,9 +13,11 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.listener import ListenerHolder, bind
+from dynamo_local.supervisor.actuator.commands import WorkerOrders
 from dynamo_local.supervisor.actuator.reconciler import Reconciler
 from dynamo_local.supervisor.control.api import ControlApi, ControlSocket
 from dynamo_local.supervisor.control.events import EventAnswers
+from dynamo_local.supervisor.control.orders import Orders
 from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.listening import answers
@@ -182,6 +184,9 @@ class Server:
                 await machinery.add(plan)
             await machinery.allow_changes(self._machine_plans())
             self._tasks.spawn("reconciler", self._reconciler.run())
+            orders = Orders(self._tasks)
+            control.take(orders.handlers)
+            control.take(WorkerOrders(self._paths, bus, orders, self._events.record).handlers)
             await asyncio.to_thread(machinery.files.remember)
             await self._take_token_orders(bus, watch)
             if self._nodes is not None:

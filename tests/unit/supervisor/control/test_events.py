@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,12 @@ from hypothesis import strategies as st
 from dynamo_local.control.client import ControlClient
 from dynamo_local.core.errors import NotRunningError, UsageError
 from dynamo_local.core.messages.events import Event
-from dynamo_local.supervisor.control.api import ControlApi, ControlSocket
+from dynamo_local.supervisor.control.api import ControlApi
 from dynamo_local.supervisor.control.events import EventAnswers
 from dynamo_local.supervisor.server.reports.event_log import MAX_RECENT, RECENT_S, EventLog, RecentEvents
-from state.files import make_private_directory
 from state.locks import ServerLock
 from state.paths import StatePaths
+from tests.unit.supervisor.control.listening import listening
 from tests.unit.supervisor.recording import RecordingReport
 
 KINDS = ("scale", "drain", "death")
@@ -137,7 +136,12 @@ async def test_a_reader_that_is_cut_again_and_again_is_told_each_event_once(
 async def read(station: Station, take: Callable[[str], Awaitable[None]]) -> None:
     """Read a stream until it ends; `take` is called with each part."""
     scope = {"type": "http", "method": "GET", "path": "/v1/events", "query_string": b"", "http_version": "1.1"}
-    scope |= {"headers": [(b"accept", b"text/event-stream")], "scheme": "http", "server": ("server", 80)}
+    scope |= {
+        "raw_path": b"/v1/events",
+        "headers": [(b"accept", b"text/event-stream")],
+        "scheme": "http",
+        "server": ("server", 80),
+    }
     requests = iter([{"type": "http.request", "body": b"", "more_body": False}])
 
     async def receive() -> dict[str, Any]:
@@ -187,20 +191,6 @@ def test_an_event_is_told_with_the_time_at_which_it_was_written_down(tmp_path: P
     assert (found.event.time, log.recent.id_of(found.number)) == (5.0, "5000.1")
 
 
-@asynccontextmanager
-async def listening(station: Station, paths: StatePaths) -> AsyncIterator[None]:
-    """The station's API at the socket of a server, until the context ends."""
-    path = paths.run_dir / "control.sock"
-    socket = ControlSocket(station.api, path)
-    running = asyncio.create_task(socket.run())
-    try:
-        yield
-    finally:
-        station.recent.end()
-        await socket.close(running)
-        path.unlink()
-
-
 async def test_a_client_goes_on_where_its_connection_was_lost_and_also_at_the_next_server(tmp_path: Path) -> None:
     paths = StatePaths(tmp_path, "dynamo")
     client, told = ControlClient(paths), list[str]()
@@ -217,10 +207,9 @@ async def test_a_client_goes_on_where_its_connection_was_lost_and_also_at_the_ne
                 await asyncio.sleep(0.01)
 
     with ServerLock(paths):
-        make_private_directory(paths.run_dir)
         one = Station()
         one.recent.add(named(0))
-        async with listening(one, paths):
+        async with listening(one.api, paths, one.recent.end):
             following = asyncio.create_task(asyncio.to_thread(follow))
             await heard(1)
             one.recent.add(named(1, "death"))
@@ -228,11 +217,11 @@ async def test_a_client_goes_on_where_its_connection_was_lost_and_also_at_the_ne
             await heard(2)
         one.recent.ended = False
         one.recent.add(named(2))
-        async with listening(one, paths):
+        async with listening(one.api, paths, one.recent.end):
             await heard(3)
         other = Station(began=2000.0)
         other.recent.add(named(3))
-        async with listening(other, paths):
+        async with listening(other.api, paths, other.recent.end):
             await following
             with pytest.raises(UsageError, match="no events of kind 'quake'"):
                 await asyncio.to_thread(list, client.events(timeout_s=PATIENCE_S, kinds=("quake",)))
