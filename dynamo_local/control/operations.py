@@ -196,5 +196,24 @@ GET_ORDER = Operation(
     query={"after": "How many of its steps are known: they are left out, and others are waited for, for 5 s at most."},
 )
 
+GET_LOG = Operation(
+    "get_log",
+    "GET",
+    "/v1/logs/{watcher}",
+    "Tell the last lines of a process's log, wherever it runs, and the offset in bytes after them.",
+    query={
+        "lines": "How many lines at most; no more than 1,000 are told.",
+        "after": "Offset in bytes: only lines after it.",
+    },
+)
+STOP = Operation(
+    "stop",
+    "POST",
+    "/v1/stop",
+    "Stop the server. Requests in flight are finished first.",
+    takes={"hurry": "Whether nothing is waited for."},
+    status=202,
+)
+
 OPERATIONS = tuple(value for value in tuple(globals().values()) if isinstance(value, Operation))
 """All of the above, in their order."""

@@ -15,7 +15,7 @@ import pytest
 
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.control.client import ControlClient
-from dynamo_local.control.operations import RESTART_WORKERS
+from dynamo_local.control.operations import RESTART_WORKERS, STOP
 from dynamo_local.core.subjects import Subjects
 from state.locks import FileLock
 from state.machine.processes import start_time
@@ -145,7 +145,9 @@ def test_an_order_that_is_given_again_is_carried_out_once(server: ScaledServer) 
     eventually(lambda: client.do(RESTART_WORKERS, fields)["state"] == "done", "it does not end")
     assert server.workers() == {"VllmWorker": None, "PrefillWorker": (1,), "VllmWorker_1": (2,)}
     assert start_time(before) is None
-    server.ends_well()
+    assert client.do(STOP, {"hurry": True})["phase"] == "stopping"
+    assert server.end() == 0, server.output
+    server.assert_nothing_left()
 
 
 def test_a_worker_that_retires_is_not_started_again(server: ScaledServer) -> None:

@@ -18,7 +18,7 @@ from dynamo_local.control.client import ControlClient
 from dynamo_local.core.errors import NotRunningError, UsageError
 from dynamo_local.core.messages.events import Event
 from dynamo_local.supervisor.control.api import ControlApi
-from dynamo_local.supervisor.control.events import EventAnswers
+from dynamo_local.supervisor.control.reports import EventAnswers
 from dynamo_local.supervisor.server.reports.event_log import MAX_RECENT, RECENT_S, EventLog, RecentEvents
 from state.locks import ServerLock
 from state.paths import StatePaths

@@ -1,11 +1,13 @@
-"""Answers who asks for a server's events: with a list, or with a stream of server-sent events that never ends."""
+"""Answers who asks for what a server tells of itself: its events, as a list or as a stream of server-sent events that
+never ends, and its logs."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,10 +15,14 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Send
 
 from dynamo_local.control.client import EVENT_STREAM
-from dynamo_local.control.operations import LIST_EVENTS, Call, Handlers
+from dynamo_local.control.operations import GET_LOG, LIST_EVENTS, Call, Handlers
 from dynamo_local.core.errors import OrderError
 from dynamo_local.core.http.json_text import as_line
 from dynamo_local.core.messages.events import EVENT_KINDS
+from dynamo_local.core.messages.places import MOST_LOG_LINES
+from dynamo_local.core.names import parse_watcher
+from dynamo_local.supervisor.places.local import log_part
+from dynamo_local.supervisor.places.port import Places
 from dynamo_local.supervisor.server.reports.event_log import Recent, RecentEvents
 
 HEARTBEAT_S = 5.0
@@ -61,6 +67,27 @@ class EventAnswers:
 
     def _shown(self, one: Recent) -> dict[str, Any]:
         return {"id": self.recent.id_of(one.number), **msgspec.to_builtins(one.event)}
+
+
+@dataclass(frozen=True)
+class LogAnswers:
+    """Answers with logs of processes: those of `places`, or, where all processes are on this machine, files."""
+
+    log_file: Callable[[str], Path]
+    places: Places | None
+
+    @property
+    def handlers(self) -> Handlers:
+        return {GET_LOG: self.answer}
+
+    async def answer(self, call: Call) -> Any:
+        watcher, lines = str(parse_watcher(call.names["watcher"])), min(call.number("lines", 100), MOST_LOG_LINES)
+        after = call.number("after", 0) if "after" in call.query else None
+        if self.places is None:
+            part = await asyncio.to_thread(log_part, self.log_file(watcher), lines, after)
+        else:
+            part = await self.places.log(watcher, lines, after)
+        return {"object": "log", "watcher": watcher, "lines": part.lines, "end": part.end}
 
 
 class _Stream(StreamingResponse):
