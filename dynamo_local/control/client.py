@@ -124,7 +124,7 @@ def _lines(connection: _UnixConnection, give_up_at: float) -> Iterator[bytes]:
     while (left_s := give_up_at - time.monotonic()) > 0:
         connection.sock.settimeout(min(left_s, _SILENT_S))
         line = answer.readline()
-        if not line:
+        if not line.endswith(b"\n"):
             raise http.client.IncompleteRead(b"")
         yield line.rstrip(b"\n")
 
