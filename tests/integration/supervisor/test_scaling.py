@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,9 +37,12 @@ def server(tmp_path: Path) -> Iterator[ScaledServer]:
         yield server
 
 
-def kill(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.communicate()
+def ordered_and_killed(server: ScaledServer, *arguments: str) -> None:
+    """Begin a command, and kill it as soon as a change is under way."""
+    command = server.begin(*arguments)
+    eventually(lambda: not server.settled() or command.poll() is not None, "no change began")
+    command.kill()
+    command.communicate()
 
 
 def test_the_statefile_has_the_documented_states_and_added_workers_end_with_the_server(server: ScaledServer) -> None:
@@ -116,12 +118,11 @@ def test_a_worker_that_hangs_on_start_is_taken_back_at_its_deadline(server: Scal
 
 
 def test_the_server_carries_out_to_the_end_what_a_killed_command_has_ordered(server: ScaledServer) -> None:
-    for arguments in (["scale", "VllmWorker=3"], ["drain", f"{NAMESPACE}_PrefillWorker"]):
-        command = server.begin(*arguments)
-        eventually(lambda: not server.settled() or command.poll() is not None, "no change began")  # noqa: B023
-        kill(command)
-    wanted = {"VllmWorker": (0,), "VllmWorker_1": (2,), "VllmWorker_2": (3,), "PrefillWorker": None}
-    eventually(lambda: server.workers() == wanted and server.consistent(), "an order is lost")
+    ordered_and_killed(server, "scale", "VllmWorker=3")
+    wanted = INITIAL | {"VllmWorker_1": (2,), "VllmWorker_2": (3,)}
+    eventually(lambda: server.workers() == wanted and server.consistent(), "the order is lost")
+    ordered_and_killed(server, "drain", f"{NAMESPACE}_PrefillWorker")
+    eventually(lambda: server.workers()["PrefillWorker"] is None and server.consistent(), "the order is lost")
     server.ends_well()
 
 
