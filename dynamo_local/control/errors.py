@@ -14,6 +14,7 @@ from dynamo_local.core.errors import (
     EndpointConflictError,
     KeyAbsentError,
     KeyConflictError,
+    OrderAbsentError,
     OrderError,
     OrderTooLargeError,
     SupervisorError,
@@ -65,7 +66,7 @@ def still_starting() -> UnansweredError:
 
 def status_of(error: DynamoError) -> int:
     """Return the status of an answer. What is not the fault of the order is 503."""
-    if isinstance(error, EndpointAbsentError | KeyAbsentError):
+    if isinstance(error, EndpointAbsentError | KeyAbsentError | OrderAbsentError):
         return NOT_FOUND
     if isinstance(error, EndpointConflictError | KeyConflictError):
         return CONFLICT

@@ -58,6 +58,8 @@ class Call:
     query: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     by: str = ""
+    streams: bool = False
+    """Whether the answer is wanted as a stream of server-sent events."""
 
     def name(self, check: Callable[[str], str]) -> str:
         """Return the name in the path. `check` raises ConfigError for what is none. Raises OrderError."""
@@ -319,6 +321,83 @@ SET_SETTING = Operation(
 )
 ROTATE_TOKEN = Operation(
     "rotate_token", "POST", "/v1/token/rotate", "Replace the token of the bus; answered when the former one is refused."
+)
+
+LIST_EVENTS = Operation(
+    "list_events",
+    "GET",
+    "/v1/events",
+    "List the server's events of the last hour, at most 10,000. With `Accept: text/event-stream`, follow them: the "
+    "stream begins with those of the last hour, and after a header Last-Event-ID with those after that event.",
+    query={
+        "after": "Id of an event: only those after it. An id of an earlier server leaves none out.",
+        "kind": "Only events of these kinds, with commas between them.",
+    },
+)
+
+_ORDER = "Id of the order, by whoever gives it: given again, it is not carried out again. [default: another one]"
+_FORCE = "Also if no worker is left to answer requests."
+_READY = "How long each new worker may take to become ready, in seconds. [default: the server's own]"
+
+SCALE = Operation(
+    "scale",
+    "POST",
+    "/v1/scale",
+    "Set the numbers of workers of services.",
+    takes={
+        "targets": "Number of workers by service.",
+        "force": _FORCE,
+        "ready_timeout_s": _READY,
+        "id": _ORDER,
+    },
+    status=202,
+)
+DRAIN_WORKER = Operation(
+    "drain_worker",
+    "POST",
+    "/v1/workers/{watcher}/drain",
+    "Drain and end a worker.",
+    takes={"force": _FORCE, "id": _ORDER},
+    status=202,
+)
+RESTART_WORKERS = Operation(
+    "restart_workers",
+    "POST",
+    "/v1/workers/restart",
+    "Restart the processes of a service or an endpoint, one after the other, or one process.",
+    takes={
+        "name": "A service, an endpoint or a watcher.",
+        "force": "Also if no worker answers requests meanwhile.",
+        "ready_timeout_s": _READY,
+        "id": _ORDER,
+    },
+    status=202,
+)
+GET_ORDER = Operation(
+    "get_order",
+    "GET",
+    "/v1/orders/{id}",
+    "Tell how far an order is.",
+    query={"after": "How many of its steps are known: they are left out, and others are waited for, for 5 s at most."},
+)
+
+GET_LOG = Operation(
+    "get_log",
+    "GET",
+    "/v1/logs/{watcher}",
+    "Tell the last lines of a process's log, wherever it runs, and the offset in bytes after them.",
+    query={
+        "lines": "How many lines at most; no more than 1,000 are told.",
+        "after": "Offset in bytes: only lines after it.",
+    },
+)
+STOP = Operation(
+    "stop",
+    "POST",
+    "/v1/stop",
+    "Stop the server. Requests in flight are finished first.",
+    takes={"hurry": "Whether nothing is waited for."},
+    status=202,
 )
 
 OPERATIONS = tuple(value for value in tuple(globals().values()) if isinstance(value, Operation))

@@ -36,6 +36,10 @@ class OrderError(UsageError):
         self.param = param
 
 
+class OrderAbsentError(UsageError):
+    """A question names an order that the server does not know."""
+
+
 class OrderTooLargeError(OrderError):
     """The text of an order is longer than any needs to be."""
 

@@ -83,29 +83,30 @@ class Shown:
 def show_of_all_nodes(paths: StatePaths, selector: str | None, here: Callable[[], Sequence[str]], shown: Shown) -> None:
     """Print the logs that `here` names, which raises NotRunningError if there is none, and those on other nodes that
     the selector selects."""
+    from dynamo_local.control.client import ControlClient
     from dynamo_local.core.errors import NotRunningError
-    from dynamo_local.supervisor.admin.far_logs import FarLogs
+    from dynamo_local.supervisor.admin.far_logs import FarFollower, select_far
     from dynamo_local.supervisor.server.reports.logs import Follower
     from state.locks import server_pid
 
-    with FarLogs(paths) as far:
+    client = ControlClient(paths)
 
-        def choose() -> Sequence[str]:
-            others = far.select(selector)
-            try:
-                return (*here(), *others)
-            except NotRunningError:
-                # Its processes may all be on other nodes.
-                if others:
-                    return others
-                raise
+    def choose() -> Sequence[str]:
+        others = select_far(paths, selector)
+        try:
+            return (*here(), *others)
+        except NotRunningError:
+            # Its processes may all be on other nodes.
+            if others:
+                return others
+            raise
 
-        def reader(name: str) -> Lines:
-            return far.follower(name) if name in far.select(None) else Follower(paths.log_file(name))
+    def reader(name: str) -> Lines:
+        return FarFollower(client, name) if name in select_far(paths, None) else Follower(paths.log_file(name))
 
-        if not choose() and server_pid(paths) is None:
-            raise NotRunningError(f"there are no logs in namespace {paths.namespace}", "start one: dynamo serve MODEL")
-        _show(paths, choose, reader, shown)
+    if not choose() and server_pid(paths) is None:
+        raise NotRunningError(f"there are no logs in namespace {paths.namespace}", "start one: dynamo serve MODEL")
+    _show(paths, choose, reader, shown)
 
 
 def _show(

@@ -7,7 +7,7 @@ import click
 from dynamo_local.cli.arguments import completion_values
 from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
 from dynamo_local.cli.output.console import Console
-from dynamo_local.cli.workers.scale import FORCE_HELP, check_done, outcome_fields
+from dynamo_local.cli.workers.scale import FORCE_HELP, check_done
 
 
 @click.command()
@@ -26,13 +26,14 @@ def drain(watcher: str, namespace: str, force: bool, as_json: bool) -> None:
     \b
     dynamo drain VllmWorker_1
     """
-    import asyncio
-
     import msgspec
 
-    from dynamo_local.supervisor.actuator.commands import drain as drain_worker
+    from dynamo_local.control.client import ControlClient
+    from dynamo_local.control.operations import DRAIN_WORKER
+    from dynamo_local.control.orders import carry_out
 
-    outcome = asyncio.run(drain_worker(paths_of(namespace), watcher, Console(err=as_json), even_the_last=force))
+    step = Console(err=as_json).step
+    (outcome,) = carry_out(ControlClient(paths_of(namespace)), DRAIN_WORKER, {"force": force}, step, watcher=watcher)
     if as_json:
-        click.echo(msgspec.json.encode(outcome_fields(outcome)))
+        click.echo(msgspec.json.encode(outcome))
     check_done([outcome])

@@ -7,7 +7,7 @@ import click
 from dynamo_local.cli.arguments import completion_values
 from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
 from dynamo_local.cli.output.console import Console
-from dynamo_local.cli.workers.scale import check_done, outcome_fields, ready_timeout_option
+from dynamo_local.cli.workers.scale import check_done, ready_timeout_option
 
 
 @click.command()
@@ -36,16 +36,14 @@ def restart(name: str, namespace: str, force: bool, ready_timeout: float | None,
     dynamo restart VllmWorker_1         one worker
     dynamo restart chat                 all workers of the endpoint, one after the other
     """
-    import asyncio
-
     import msgspec
 
-    from dynamo_local.supervisor.actuator.commands import restart as restart_processes
+    from dynamo_local.control.client import ControlClient
+    from dynamo_local.control.operations import RESTART_WORKERS
+    from dynamo_local.control.orders import carry_out
 
-    work = restart_processes(
-        paths_of(namespace), name, Console(err=as_json), even_the_last=force, ready_deadline_s=ready_timeout
-    )
-    outcomes = asyncio.run(work)
+    fields = {"name": name, "force": force, "ready_timeout_s": ready_timeout}
+    outcomes = carry_out(ControlClient(paths_of(namespace)), RESTART_WORKERS, fields, Console(err=as_json).step)
     if as_json:
-        click.echo(msgspec.json.encode([outcome_fields(outcome) for outcome in outcomes]))
+        click.echo(msgspec.json.encode(outcomes))
     check_done(outcomes)

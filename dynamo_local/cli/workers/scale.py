@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,13 +12,17 @@ from dynamo_local.cli.arguments import completion_values
 from dynamo_local.cli.arguments.numbers import FiniteRange
 from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
 from dynamo_local.cli.output.console import Console
-from dynamo_local.core.errors import SupervisorError
+from dynamo_local.core.errors import SupervisorError, UsageError
 
 if TYPE_CHECKING:
     from dynamo_local.core.messages.endpoints import EndpointView
-    from dynamo_local.core.planning.actions import ActionOutcome
 
 FORCE_HELP = "Proceed even if no worker is left to answer requests."
+
+_OF_WATCHER = re.compile(
+    r"(?:[A-Za-z0-9-]+_)?(?:(?P<endpoint>[a-z0-9-]+)@[0-9]+_)?(?P<service>[A-Z][A-Za-z0-9]*)(?:_[0-9]+)?"
+)
+_TARGET = re.compile(r"(?P<name>[A-Z][A-Za-z0-9]*|[a-z0-9][a-z0-9-]*)=(?P<number>[0-9]{1,4})")
 
 ready_timeout_option = click.option(
     "--ready-timeout",
@@ -53,26 +59,25 @@ def scale(targets: tuple[str, ...], namespace: str, force: bool, ready_timeout: 
     dynamo scale VllmWorker=2 PrefillWorker=1
     dynamo scale chat=3
     """
-    import asyncio
 
     import msgspec
 
-    from dynamo_local.supervisor.actuator.commands import parse_targets
-    from dynamo_local.supervisor.actuator.commands import scale as scale_workers
+    from dynamo_local.control.client import ControlClient
+    from dynamo_local.control.operations import SCALE
+    from dynamo_local.control.orders import carry_out
     from dynamo_local.supervisor.actuator.endpoint_commands import endpoint_named, scale_endpoints
 
     paths, wanted = paths_of(namespace), parse_targets(targets)
     of_endpoints = {name: number for name, number in wanted.items() if endpoint_named(name)}
     of_services = {name: number for name, number in wanted.items() if name not in of_endpoints}
-    outcomes: list[ActionOutcome] = []
+    outcomes: Sequence[Mapping[str, Any]] = ()
     if of_services:
-        console = Console(err=as_json)
-        work = scale_workers(paths, of_services, console, even_the_last=force, ready_deadline_s=ready_timeout)
-        outcomes = asyncio.run(work)
-    all_done = all(outcome.done for outcome in outcomes)
+        fields = {"targets": of_services, "force": force, "ready_timeout_s": ready_timeout}
+        outcomes = carry_out(ControlClient(paths), SCALE, fields, Console(err=as_json).step)
+    all_done = all(outcome["done"] for outcome in outcomes)
     ordered = scale_endpoints(paths, of_endpoints) if of_endpoints and all_done else []
     if as_json:
-        click.echo(msgspec.json.encode([*map(outcome_fields, outcomes), *map(_order_fields, ordered)]))
+        click.echo(msgspec.json.encode([*outcomes, *map(_order_fields, ordered)]))
     elif not outcomes and not ordered:
         click.echo("nothing to do")
     else:
@@ -91,19 +96,38 @@ def _order_fields(endpoint: EndpointView) -> dict[str, Any]:
     }
 
 
-def outcome_fields(outcome: ActionOutcome) -> dict[str, Any]:
-    """Return an outcome as the fields that commands print as JSON."""
-    return {
-        "action": type(outcome.action).__name__,
-        "watcher": outcome.watcher,
-        "done": outcome.done,
-        "note": outcome.note,
-        "took_s": round(outcome.took_s, 3),
-    }
+def parse_targets(arguments: Sequence[str]) -> dict[str, int]:
+    """Number of workers by service or endpoint, from arguments such as "VllmWorker=3" and "chat=3". Raises
+    UsageError."""
+    targets: dict[str, int] = {}
+    for argument in arguments:
+        match = _TARGET.fullmatch(argument)
+        if match is None:
+            raise _no_target(argument)
+        if match["name"] in targets:
+            raise UsageError(f"{match['name']} is given twice", "give each service and endpoint once")
+        targets[match["name"]] = int(match["number"])
+    return targets
 
 
-def check_done(outcomes: list[ActionOutcome]) -> None:
+def _no_target(argument: str) -> UsageError:
+    """The error for an argument that is not SERVICE=NUMBER. Many write a watcher's name for its service."""
+    name, _, number = argument.partition("=")
+    watcher = _OF_WATCHER.fullmatch(name)
+    if watcher is None or not number.isdigit():
+        return UsageError(f"{argument!r} does not say how many", "write SERVICE=NUMBER, such as VllmWorker=2")
+    service, endpoint = watcher["service"], watcher["endpoint"]
+    if name == service:
+        return UsageError(f"{number} is more {service}s than a server can have", "ask for fewer workers")
+    whole = f"endpoint, {endpoint}" if endpoint else f"service, {service}"
+    return UsageError(
+        f"{name} is the name of one process; the number of processes is set for its {whole}",
+        f"write {endpoint or service}={number}",
+    )
+
+
+def check_done(outcomes: Sequence[Mapping[str, Any]]) -> None:
     """Raise SupervisorError for the first action that was not done."""
     for outcome in outcomes:
-        if not outcome.done:
-            raise SupervisorError(outcome.note)
+        if not outcome["done"]:
+            raise SupervisorError(outcome["note"])

@@ -8,6 +8,7 @@ A change is read from top to bottom in these files:
     unfinished.py    finishes what earlier changes have left
     side_by_side.py    several changes at the same time, for the workers of endpoints
 
-`commands.py` makes changes of what `dynamo scale`, `drain` and `restart` ask for. `reconciler.py` finishes, from within
-the server, the changes of processes that were killed. When to scale is the planner's decision and not made here.
+`commands.py` takes the orders of `dynamo scale`, `drain` and `restart`, and makes their changes within the server.
+`reconciler.py` finishes, from within the server as well, the changes of processes that were killed. When to scale is
+the planner's decision and not made here.
 """

@@ -1,20 +1,27 @@
-"""`dynamo scale`, `dynamo drain` and `dynamo restart`: plan the changes that are asked for, and make them in turn."""
+"""`dynamo scale`, `dynamo drain` and `dynamo restart`, as the server carries them out: it plans the changes that are
+ordered, and makes them in turn."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Annotated, Any
 
-from dynamo_local.bus.events import publish_event
-from dynamo_local.core.errors import DeviceError, UsageError
+import msgspec
+
+from dynamo_local.bus.nats import Bus
+from dynamo_local.control.operations import DRAIN_WORKER, RESTART_WORKERS, SCALE, Call, Handlers
+from dynamo_local.control.orders import OrderView
+from dynamo_local.core.errors import BusError, DeviceError, UsageError
 from dynamo_local.core.fleet.answering import last_answering
+from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import select_watcher, short_watcher
 from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits, RemoveWorker, Restart
 from dynamo_local.core.planning.decision import event_of
 from dynamo_local.core.shares import fits, summed
-from dynamo_local.core.subjects import Subjects
+from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.add import devices_held
 from dynamo_local.supervisor.actuator.endpoint_commands import (
     check_not_of_endpoint,
@@ -22,7 +29,7 @@ from dynamo_local.supervisor.actuator.endpoint_commands import (
     plan_restart_of_all,
 )
 from dynamo_local.supervisor.actuator.local import open_actuator
-from dynamo_local.supervisor.admin.connect import bus_of
+from dynamo_local.supervisor.control.orders import Orders
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, worker_of
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.upkeep.holders import held_by_others
@@ -31,41 +38,6 @@ from state.paths import StatePaths
 from state.statefile.model import State
 from state.statefile.store import StateStore
 from state.statefile.transitions import entries, release, shares_taken
-
-_OF_WATCHER = re.compile(
-    r"(?:[A-Za-z0-9-]+_)?(?:(?P<endpoint>[a-z0-9-]+)@[0-9]+_)?(?P<service>[A-Z][A-Za-z0-9]*)(?:_[0-9]+)?"
-)
-_TARGET = re.compile(r"(?P<name>[A-Z][A-Za-z0-9]*|[a-z0-9][a-z0-9-]*)=(?P<number>[0-9]{1,4})")
-
-
-def parse_targets(arguments: Sequence[str]) -> dict[str, int]:
-    """Number of workers by service or endpoint, from arguments such as "VllmWorker=3" and "chat=3". Raises
-    UsageError."""
-    targets: dict[str, int] = {}
-    for argument in arguments:
-        match = _TARGET.fullmatch(argument)
-        if match is None:
-            raise _no_target(argument)
-        if match["name"] in targets:
-            raise UsageError(f"{match['name']} is given twice", "give each service and endpoint once")
-        targets[match["name"]] = int(match["number"])
-    return targets
-
-
-def _no_target(argument: str) -> UsageError:
-    """The error for an argument that is not SERVICE=NUMBER. Many write a watcher's name for its service."""
-    name, _, number = argument.partition("=")
-    watcher = _OF_WATCHER.fullmatch(name)
-    if watcher is None or not number.isdigit():
-        return UsageError(f"{argument!r} does not say how many", "write SERVICE=NUMBER, such as VllmWorker=2")
-    service, endpoint = watcher["service"], watcher["endpoint"]
-    if name == service:
-        return UsageError(f"{number} is more {service}s than a server can have", "ask for fewer workers")
-    whole = f"endpoint, {endpoint}" if endpoint else f"service, {service}"
-    return UsageError(
-        f"{name} is the name of one process; the number of processes is set for its {whole}",
-        f"write {endpoint or service}={number}",
-    )
 
 
 def plan_scaling(
@@ -168,77 +140,116 @@ def plan_restart(state: State, blueprint: Blueprint, name: str, *, even_the_last
     return tuple(Restart(entry.watcher_name, entry.role, even_the_last) for entry in present)
 
 
-async def scale(
-    paths: StatePaths,
-    targets: Mapping[str, int],
-    report: Report,
-    *,
-    even_the_last: bool = False,
-    ready_deadline_s: float | None = None,
-) -> list[ActionOutcome]:
-    """Give each service its number of workers. Stops at the first change that fails. Raises as `plan_scaling`."""
+class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all orders have, and all that the one to drain a worker has."""
 
-    def plan(state: State, blueprint: Blueprint) -> tuple[Action, ...]:
-        elsewhere = held_by_others(blueprint, state)
-        return plan_scaling(state, blueprint, targets, even_the_last=even_the_last, elsewhere=elsewhere)
-
-    return await _make_changes(paths, report, plan, "`dynamo scale`", ready_deadline_s)
+    id: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{0,64}$")] = ""
+    force: bool = False
 
 
-async def drain(paths: StatePaths, watcher: str, report: Report, *, even_the_last: bool = False) -> ActionOutcome:
-    """End one worker in order. Raises as `plan_drain`."""
-
-    def plan(state: State, _: Blueprint) -> tuple[Action, ...]:
-        return (plan_drain(state, watcher, even_the_last=even_the_last),)
-
-    (outcome,) = await _make_changes(paths, report, plan, "`dynamo drain`")
-    return outcome
+class ScaleOrder(WorkerOrder, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    targets: dict[str, Annotated[int, msgspec.Meta(ge=0, le=9999)]]
+    ready_timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
-async def restart(
-    paths: StatePaths,
-    name: str,
-    report: Report,
-    *,
-    even_the_last: bool = False,
-    ready_deadline_s: float | None = None,
-) -> list[ActionOutcome]:
-    """Restart a watcher, or all of a service or an endpoint, one after the other. Stops at the first that fails. Raises
-    as `plan_restart`."""
-
-    def plan(state: State, blueprint: Blueprint) -> tuple[Action, ...]:
-        return plan_restart(state, blueprint, name, even_the_last=even_the_last)
-
-    endpoint = endpoint_named(name)
-    return await _make_changes(paths, report, plan, "`dynamo restart`", ready_deadline_s, endpoint)
+class RestartOrder(WorkerOrder, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    ready_timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
-async def _make_changes(
-    paths: StatePaths,
-    report: Report,
-    plan: Callable[[State, Blueprint], tuple[Action, ...]],
-    command: str,
-    ready_deadline_s: float | None = None,
-    endpoint: str = "",
-) -> list[ActionOutcome]:
-    outcomes: list[ActionOutcome] = []
-    async with (
-        open_actuator(paths, report, endpoint=endpoint, ready_deadline_s=ready_deadline_s) as actuator,
-        bus_of(paths, "events") as bus,
-    ):
+@dataclass(frozen=True)
+class WorkerOrders:
+    """Takes orders to change the workers of a server. What they refuse is known, and told, only when their turn comes:
+    it depends on the changes before. `record`: notes an event."""
+
+    paths: StatePaths
+    bus: Bus
+    orders: Orders
+    record: Callable[[Event], None]
+
+    @property
+    def handlers(self) -> Handlers:
+        return {SCALE: self.scale, DRAIN_WORKER: self.drain, RESTART_WORKERS: self.restart}
+
+    async def scale(self, call: Call) -> OrderView:
+        """Give each service its number of workers. Stops at the first change that fails."""
+        order = call.content(ScaleOrder)
+
+        def plan(state: State, blueprint: Blueprint) -> tuple[Action, ...]:
+            elsewhere = held_by_others(blueprint, state)
+            return plan_scaling(state, blueprint, order.targets, even_the_last=order.force, elsewhere=elsewhere)
+
+        return self._begin("scale", call, order, plan, order.ready_timeout_s)
+
+    async def drain(self, call: Call) -> OrderView:
+        """End one worker in order."""
+        order = call.content(WorkerOrder)
+
+        def plan(state: State, _: Blueprint) -> tuple[Action, ...]:
+            return (plan_drain(state, call.names["watcher"], even_the_last=order.force),)
+
+        return self._begin("drain", call, order, plan)
+
+    async def restart(self, call: Call) -> OrderView:
+        """Restart a watcher, or all of a service or an endpoint, one after the other. Stops at the first that fails."""
+        order = call.content(RestartOrder)
+
+        def plan(state: State, blueprint: Blueprint) -> tuple[Action, ...]:
+            return plan_restart(state, blueprint, order.name, even_the_last=order.force)
+
+        return self._begin("restart", call, order, plan, order.ready_timeout_s, endpoint_named(order.name))
+
+    def _begin(
+        self,
+        command: str,
+        call: Call,
+        order: WorkerOrder,
+        plan: Callable[[State, Blueprint], tuple[Action, ...]],
+        ready_deadline_s: float | None = None,
+        endpoint: str = "",
+    ) -> OrderView:
+        if not self.bus.connected:
+            raise BusError("the bus does not answer", "NATS may be starting again: see `dynamo ps`")
+
+        async def work(report: Report) -> list[dict[str, Any]]:
+            opened = open_actuator(
+                self.paths, report, endpoint=endpoint, ready_deadline_s=ready_deadline_s, bus=self.bus
+            )
+            async with opened as actuator:
+                return [_fields(outcome) async for outcome in self._changes(actuator, report, plan, command)]
+
+        return self.orders.begin(command, call, order.id, work)
+
+    async def _changes(
+        self,
+        actuator: LocalActuator,
+        report: Report,
+        plan: Callable[[State, Blueprint], tuple[Action, ...]],
+        command: str,
+    ) -> AsyncIterator[ActionOutcome]:
+        """Make the changes in turn, up to the first that fails."""
         for note in await actuator.reconcile():
             report.step(note)
-        blueprint = await asyncio.to_thread(Blueprint.read, paths)
-        state = await asyncio.to_thread(StateStore(paths).read)
+        blueprint = await asyncio.to_thread(Blueprint.read, self.paths)
+        state = await asyncio.to_thread(StateStore(self.paths).read)
         for change in await asyncio.to_thread(plan, state, blueprint):
             outcome = await actuator.apply(change, DeviceLimits())
-            outcomes.append(outcome)
-            await publish_event(bus, Subjects(paths.namespace), event_of(outcome, command))
+            self.record(event_of(outcome, f"`dynamo {command}`"))
+            yield outcome
             if not outcome.done:
-                break
+                return
             note = " ".join(map(short_watcher, outcome.note.split(" ")))
             report.step(f"{outcome.watcher}  {note} after {outcome.took_s:.1f} s")
-    return outcomes
+
+
+def _fields(outcome: ActionOutcome) -> dict[str, Any]:
+    return {
+        "action": type(outcome.action).__name__,
+        "watcher": outcome.watcher,
+        "done": outcome.done,
+        "note": outcome.note,
+        "took_s": round(outcome.took_s, 3),
+    }
 
 
 def _check_answered(state: State, changes: Sequence[Action]) -> None:

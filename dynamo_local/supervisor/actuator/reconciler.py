@@ -1,4 +1,4 @@
-"""Finishes, from within the server, changes that a killed planner or command has left half done."""
+"""Finishes, from within the server, changes that a killed planner or a cancelled order has left half done."""
 
 from __future__ import annotations
 

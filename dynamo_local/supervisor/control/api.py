@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 _WAITING = 256
 """Connections that may wait until the server takes them."""
 _END_S = 3.0
+
+
+@dataclass(frozen=True)
+class EventStream:
+    """An answer that goes on: server-sent events. A reader that takes nothing for `taken_within_s` is cut."""
+
+    content: AsyncIterator[bytes]
+    taken_within_s: float
 
 
 class ControlApi:

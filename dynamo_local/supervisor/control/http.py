@@ -13,17 +13,17 @@ import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dynamo_local import __version__
-from dynamo_local.control.client import BY
+from dynamo_local.control.client import BY, EVENT_STREAM, LAST_EVENT_ID
 from dynamo_local.control.errors import RETRY_S, UNAVAILABLE, content_of, status_of
 from dynamo_local.control.openapi import openapi
 from dynamo_local.control.operations import MOST_BYTES, OPERATIONS, Call, Operation, OtherSuccess
 from dynamo_local.core.errors import DynamoError, OrderError, OrderTooLargeError
-from dynamo_local.supervisor.control.api import ControlApi
+from dynamo_local.supervisor.control.api import ControlApi, EventStream
 
 _BODY_S = 10.0
 _CONNECTIONS = 256
@@ -101,13 +101,34 @@ def _route(api: ControlApi, operation: Operation) -> Route:
 
 
 def _response(content: object, status: int) -> Response:
+    if isinstance(content, EventStream):
+        return _Streaming(content)
     headers = {"retry-after": str(RETRY_S)} if status == UNAVAILABLE else None
     return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
+class _Streaming(StreamingResponse):
+    def __init__(self, stream: EventStream) -> None:
+        super().__init__(stream.content, headers={"cache-control": "no-store"}, media_type=EVENT_STREAM)
+        self._taken_within_s = stream.taken_within_s
+
+    async def stream_response(self, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(self._taken_within_s):
+                await send(message)
+
+        with contextlib.suppress(TimeoutError):
+            await super().stream_response(send_in_time)
+
+
 async def _call(request: Request) -> Call:
     names = {key: unquote(name) for key, name in request.path_params.items()}
-    return Call(names, request.query_params, await _body(request), unquote(request.headers.get(BY, "")))
+    headers, query = request.headers, dict(request.query_params)
+    if LAST_EVENT_ID in headers:
+        # Newer than what the address says: who reconnects asks for the same address again.
+        query["after"] = headers[LAST_EVENT_ID]
+    by, streams = unquote(headers.get(BY, "")), EVENT_STREAM in headers.get("accept", "")
+    return Call(names, query, await _body(request), by, streams)
 
 
 async def _body(request: Request) -> bytes:

@@ -178,8 +178,13 @@ class ClusterPlaces:
             return None
 
     async def log(self, watcher: str, lines: int, after: int | None = None) -> LogPart:
-        places = await self._places_of(watcher)
-        return LogPart((), after or 0) if places is None else await places.log(watcher, lines, after)
+        node = await self._node_of(watcher)
+        if node is None:
+            return LogPart((), after or 0)
+        if node in self._silent:
+            # Whoever follows logs asks for all of them again and again.
+            raise SilentNodeError(f"node {node} does not answer", "what runs there is unknown until it does")
+        return await self._places_at(node).log(watcher, lines, after)
 
     async def give_up(self, node: str) -> None:
         """Have the cluster end a node server that does not answer: nothing of it runs then. Raises SupervisorError."""
@@ -266,8 +271,9 @@ class ClusterPlaces:
 
     async def _places_of(self, watcher: str) -> Places | None:
         node = await self._node_of(watcher)
-        if node is None:
-            return None
+        return None if node is None else self._places_at(node)
+
+    def _places_at(self, node: str) -> Places:
         return self.local if node == LOCAL_NODE else self.node(node)
 
     async def is_gone(self, node: str) -> bool:

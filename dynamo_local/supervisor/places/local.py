@@ -107,7 +107,7 @@ class LocalPlaces:
         return last_error(tail(self.log_file(watcher), _LINES_READ, after=self._log_starts.get(watcher, 0)))
 
     async def log(self, watcher: str, lines: int, after: int | None = None) -> LogPart:
-        return await asyncio.to_thread(_part, self.log_file(watcher), lines, after)
+        return await asyncio.to_thread(log_part, self.log_file(watcher), lines, after)
 
     async def _check_here(self, watcher: str) -> None:
         """Raise SupervisorError for a process of another node. That none of its name runs here says nothing of it."""
@@ -127,7 +127,8 @@ class LocalPlaces:
             raise DeviceError(f"a device was taken by somebody else{held_by(self.inventory.kind, missing)}")
 
 
-def _part(log: Path, lines: int, after: int | None) -> LogPart:
+def log_part(log: Path, lines: int, after: int | None) -> LogPart:
+    """Read a log as `Places.log` does. Blocks."""
     follower = Follower(log, after or 0)
     found = follower.last_lines(lines) if after is None else follower.new_lines()[-lines:]
     return LogPart(tuple(found), follower.offset)

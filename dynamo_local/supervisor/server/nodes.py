@@ -72,7 +72,8 @@ class ServerNodes:
         self._kind = launch.inventory.kind
         """Of the nodes' devices."""
         self._slots: Slots | None = None
-        self._places: ClusterPlaces | None = None
+        self.places: ClusterPlaces | None = None
+        """Those of the head and of all nodes, once started."""
         self.rooms: Mapping[str, NodeRoom] = {}
         """The devices of the nodes that live, as of a second ago."""
         self.given_up: dict[str, str] = {}
@@ -109,7 +110,7 @@ class ServerNodes:
             CircusWatchers(machinery.circus, machinery.specs, machinery.registry.pid_of, self._report),
             launch.paths.log_file,
         )
-        self._places = places = ClusterPlaces(
+        self.places = places = ClusterPlaces(
             self._slots.cluster,
             self._slots,
             books,
@@ -134,14 +135,14 @@ class ServerNodes:
 
         Raises SupervisorError if one of them does not become ready.
         """
-        assert self._places is not None, "start first"
+        assert self.places is not None, "start first"
         workers = [template for template in self._launch.templates if template.role in ENGINE_ROLES]
         namespace = self._launch.graph.namespace
-        await self._places.prepare(
+        await self.places.prepare(
             {one.watcher(namespace, index): need_of(one) for one in workers for index in range(one.workers)}
         )
         keeper = NodeKeeper(
-            *(self._places, self._add, self._reconcile, self._count_devices, self._role),
+            *(self.places, self._add, self._reconcile, self._count_devices, self._role),
             replaces=not self._is_planned,
             report=self._report,
         )
@@ -174,10 +175,10 @@ class ServerNodes:
         assert self._slots is not None
         try:
             await self._ownership.confirm(ClusterRecord(self._slots.cluster))
-            if self._places is None:
+            if self.places is None:
                 await self._slots.clear()
             else:
-                await self._places.end_all()
+                await self.places.end_all()
         except DynamoError as error:
             self._report.step(f"the nodes could not be left in order: {error}")
 
@@ -213,10 +214,10 @@ class ServerNodes:
     async def _count_devices(self, seen: Seen) -> float:
         """Write down how many devices the workers hold or may take, and what else the nodes say. Returns their
         number."""
-        assert self._places is not None
-        self.rooms, blueprint = self._places.rooms(seen), self._machinery.blueprint
+        assert self.places is not None
+        self.rooms, blueprint = self.places.rooms(seen), self._machinery.blueprint
         self.given_up.clear()
-        self.given_up.update(self._places.given_up)
+        self.given_up.update(self.places.given_up)
         total = device_count(self.rooms.values())
         after = await asyncio.to_thread(blueprint.change, lambda before: replace(before, cluster_devices=total))
         return after.device_count

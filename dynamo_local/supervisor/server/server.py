@@ -7,17 +7,21 @@ import asyncio
 import secrets
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import Any
 
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.control.operations import GET_USAGE, ROTATE_TOKEN
-from dynamo_local.core.errors import SupervisorError
+from dynamo_local.control.operations import GET_USAGE, ROTATE_TOKEN, STOP, Call
+from dynamo_local.core.errors import OrderError, SupervisorError
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.listener import ListenerHolder, bind
+from dynamo_local.supervisor.actuator.commands import WorkerOrders
 from dynamo_local.supervisor.actuator.reconciler import Reconciler
 from dynamo_local.supervisor.admin.asked import AskedServer
 from dynamo_local.supervisor.admin.handlers import admin_handlers
 from dynamo_local.supervisor.control.api import ControlApi, ControlSocket
+from dynamo_local.supervisor.control.orders import Orders
+from dynamo_local.supervisor.control.reports import EventAnswers, LogAnswers
 from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.listening import answers
@@ -96,6 +100,7 @@ class Server:
                 await self._nodes.connect(stack, stop.hurry)
             usage = UsageUpkeep(self._paths, self._report, self._settings.usage_days)
             control.take({GET_USAGE: usage.tell})
+            control.take({STOP: partial(self._stop, stop)})
             api = self._open_api(stack)
             await machinery.start(stack)
             asked = AskedServer(self._paths, machinery.store, machinery.circus, self._events.record)
@@ -119,12 +124,25 @@ class Server:
             await machinery.until(stop.wanted)
             self._events.stopping()
 
+    async def _stop(self, stop: StopRequest, call: Call) -> dict[str, Any]:
+        hurry = call.fields(("hurry",)).get("hurry", False)
+        if not isinstance(hurry, bool):
+            raise OrderError("hurry must be true or false", param="hurry")
+        self._report.step(f"ordered to stop{' at once' if hurry else ''}")
+        stop.wanted.set()
+        if hurry:
+            stop.hurry.set()
+        return {"object": "server", "namespace": self._launch.graph.namespace, "phase": "stopping"}
+
     async def _open_control(self, stack: AsyncExitStack) -> ControlApi:
         """Answer the control API from now on, until everything else has ended. Raises StateError."""
         control = ControlApi()
         socket = ControlSocket(control, self._machinery.sockets.control)
         answering = asyncio.create_task(socket.run(), name="control API")
         stack.push_async_callback(socket.close, answering)
+        # Before the socket is closed, which waits for those who follow them.
+        stack.callback(self._events.recent.end)
+        control.take(EventAnswers(self._events.recent).handlers)
         self._tasks.spawn("end of the control API", _end_of(answering))
         return control
 
@@ -191,6 +209,7 @@ class Server:
             if self._nodes is not None:
                 await self._nodes.start(bus, address, watch)
                 self._tasks.spawn("first workers", self._nodes.add_first_workers())
+            self._take_orders(bus, control)
             self._spawn_controller(bus, watch, control)
             await self._await_ready(progress)
             await expiry
@@ -201,6 +220,12 @@ class Server:
     def _machine_plans(self) -> tuple[WatcherPlan, ...]:
         """The watchers that are no service of the graph."""
         return tuple(plan for plan in self._plans() if plan not in self._launch.services)
+
+    def _take_orders(self, bus: Bus, control: ControlApi) -> None:
+        orders = Orders(self._tasks)
+        control.take(orders.handlers)
+        control.take(WorkerOrders(self._paths, bus, orders, self._events.record).handlers)
+        control.take(LogAnswers(self._paths.log_file, None if self._nodes is None else self._nodes.places).handlers)
 
     def _spawn_controller(self, bus: Bus, watch: FleetWatch, control: ControlApi) -> None:
         if self._controller is None:

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import DRAIN_WORKER, RESTART_WORKERS
+from dynamo_local.control.orders import carry_out
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.messages.routing import Assignment, AssignRequest
 from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits
@@ -18,7 +21,6 @@ from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.sdk.graph import load_graph
-from dynamo_local.supervisor.actuator.commands import drain, restart
 from dynamo_local.supervisor.actuator.endpoint_commands import scale_endpoints
 from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.admin.connect import bus_of
@@ -123,12 +125,13 @@ def test_the_workers_of_a_revision_from_the_first_to_the_last(tmp_path: Path) ->
         server.blueprint.change(lambda blueprint: blueprint.without_revision("chat@1"))
         assert set(server.pids()) == {"chat@2_VllmWorker"}
 
+        client, step = ControlClient(server.paths), RecordingReport().step
         with pytest.raises(UsageError, match="endpoint chat, whose number of workers the server keeps"):
-            asyncio.run(drain(server.paths, "chat@2_VllmWorker", RecordingReport()))
+            carry_out(client, DRAIN_WORKER, {}, step, watcher="chat@2_VllmWorker")
         with pytest.raises(UsageError, match="talk"):
             scale_endpoints(server.paths, {"talk": 3})
-        (restarted,) = asyncio.run(restart(server.paths, "chat", RecordingReport()))
-        assert (restarted.done, restarted.watcher) == (True, f"{NAMESPACE}_chat@2_VllmWorker_1")
+        (restarted,) = carry_out(client, RESTART_WORKERS, {"name": "chat"}, step)
+        assert (restarted["done"], restarted["watcher"]) == (True, f"{NAMESPACE}_chat@2_VllmWorker_1")
         holding = {name for name, component in server.state().components.items() if component.holds}
         assert {process.environ["DYN_WATCHER"] for process in server.processes()} == holding
         server.signal(signal.SIGTERM)

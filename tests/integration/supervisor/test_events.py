@@ -6,14 +6,18 @@ import asyncio
 import json
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from components.frontend.migration.events import WHY
 from dynamo_local.bus.events import publish_event
 from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.control.client import ControlClient
+from dynamo_local.core.errors import NotRunningError
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.subjects import Subjects
 from tests.chaos.frontend import ChaosFrontend
@@ -40,6 +44,15 @@ def starts(server: ScaledServer, watcher: str) -> int:
     """Number of events of starts of a watcher: each process has one when it starts and, unless it is NATS, one when it
     is ready."""
     return sum(one.get("watcher") == f"{NAMESPACE}_{watcher}" for one in events(server, "--kind", "start"))
+
+
+def follow_to_the_end(server: ScaledServer) -> list[Event]:
+    """The events that the control API tells until the server has ended."""
+    told: list[Event] = []
+    with suppress(NotRunningError):
+        for _, event in ControlClient(server.paths).events(timeout_s=10 * PATIENCE_S):
+            told.append(event)
+    return told
 
 
 async def scale_under_load(server: ScaledServer) -> None:
@@ -71,6 +84,7 @@ async def test_deaths_scalings_migrations_and_the_servers_own_life_are_told_with
     graph = "tests.integration.supervisor.roles_graph:Front"
     with ScaledServer(tmp_path / "state", graph, *MOCKERS, "--VllmWorker.ServiceArgs.workers=2") as server:
         followed = server.begin("events", "-f", "--kind", "death")
+        streamed = asyncio.create_task(asyncio.to_thread(follow_to_the_end, server))
         try:
             await scale_under_load(server)
             killed = server.pid("VllmWorker")
@@ -83,6 +97,9 @@ async def test_deaths_scalings_migrations_and_the_servers_own_life_are_told_with
         finally:
             followed.terminate()
             seen, _ = followed.communicate(timeout=PATIENCE_S)
+
+    # A server that closes its socket has still to say that it has stopped.
+    assert [msgspec.to_builtins(event) for event in await streamed] == found[:-1]
 
     def of(kind: str, watcher: str = "") -> list[dict[str, Any]]:
         name = f"{NAMESPACE}_{watcher}" if watcher else None

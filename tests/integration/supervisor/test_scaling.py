@@ -1,4 +1,5 @@
-"""Workers that come and go, with real circus, real NATS and mockers: by commands, which may die at any moment."""
+"""Workers that come and go, with real circus, real NATS and mockers: by commands, which may die at any moment and leave
+to the server what they have ordered."""
 
 from __future__ import annotations
 
@@ -6,14 +7,14 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import RESTART_WORKERS, STOP
 from dynamo_local.core.subjects import Subjects
 from state.locks import FileLock
 from state.machine.processes import start_time
@@ -36,9 +37,12 @@ def server(tmp_path: Path) -> Iterator[ScaledServer]:
         yield server
 
 
-def kill(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.communicate()
+def ordered_and_killed(server: ScaledServer, *arguments: str) -> None:
+    """Begin a command, and kill it as soon as a change is under way."""
+    command = server.begin(*arguments)
+    eventually(lambda: not server.settled() or command.poll() is not None, "no change began")
+    command.kill()
+    command.communicate()
 
 
 def test_the_statefile_has_the_documented_states_and_added_workers_end_with_the_server(server: ScaledServer) -> None:
@@ -113,44 +117,38 @@ def test_a_worker_that_hangs_on_start_is_taken_back_at_its_deadline(server: Scal
     server.ends_well()
 
 
-def test_a_command_killed_while_a_worker_starts_is_finished_by_the_server(server: ScaledServer) -> None:
+def test_the_server_carries_out_to_the_end_what_a_killed_command_has_ordered(server: ScaledServer) -> None:
+    ordered_and_killed(server, "scale", "VllmWorker=3")
+    wanted = INITIAL | {"VllmWorker_1": (2,), "VllmWorker_2": (3,)}
+    eventually(lambda: server.workers() == wanted and server.consistent(), "the order is lost")
+    ordered_and_killed(server, "drain", f"{NAMESPACE}_PrefillWorker")
+    eventually(lambda: server.workers()["PrefillWorker"] is None and server.consistent(), "the order is lost")
+    server.ends_well()
+
+
+def test_an_interrupted_command_says_that_the_server_goes_on(server: ScaledServer) -> None:
     phase = phase_of(server, "VllmWorker_1")
     command = server.begin("scale", "VllmWorker=3")
-    eventually(lambda: phase() == "starting", "nothing was claimed")
-    kill(command)
-    eventually(server.consistent, "what the command left is not finished")
-    # Claimed and not started: released. Started: seen to the end.
-    first, second = {"VllmWorker_1": (2,)}, {"VllmWorker_2": (3,)}
-    assert server.workers() in (INITIAL, INITIAL | first, INITIAL | first | second)
-    assert server.command("scale", "VllmWorker=2")[0] == 0
-    assert server.workers() == INITIAL | {"VllmWorker_1": (2,)}
-    server.ends_well()
-
-
-@pytest.mark.parametrize("after_s", [0.1, 0.3, 0.6])
-def test_commands_killed_at_any_moment_leave_nothing_half_done(server: ScaledServer, after_s: float) -> None:
-    """The kill comes after the first mark in the statefile; at which moment of the change depends on the machine."""
-    for arguments in (["scale", "VllmWorker=2"], ["drain", f"{NAMESPACE}_PrefillWorker"]):
-        command = server.begin(*arguments)
-        eventually(lambda: not server.settled() or command.poll() is not None, "no change began")  # noqa: B023
-        with suppress(subprocess.TimeoutExpired):
-            command.wait(after_s)
-        kill(command)
-        eventually(server.consistent, "what the command left is not finished")
-    assert server.workers()["PrefillWorker"] is None
-    assert set(server.workers()) <= {"VllmWorker", "VllmWorker_1", "PrefillWorker"}
-    server.ends_well()
-
-
-def test_a_worker_that_dies_after_its_command_is_taken_back_by_the_server(server: ScaledServer) -> None:
-    server.workers_are_made_by(DIES)
-    phase = phase_of(server, "VllmWorker_1")
-    command = server.begin("scale", "VllmWorker=2")
     eventually(lambda: phase() == "starting" or command.poll() is not None, "nothing was claimed")
-    kill(command)
-    eventually(server.consistent, "the server does not take it back")
-    assert server.workers() == INITIAL
+    command.send_signal(signal.SIGINT)
+    out, err = command.communicate(timeout=PATIENCE_S)
+    assert (command.returncode, err, "the server goes on with it" in out) == (130, "", True)
+    wanted = INITIAL | {"VllmWorker_1": (2,), "VllmWorker_2": (3,)}
+    eventually(lambda: server.workers() == wanted and server.consistent(), "the order is lost")
     server.ends_well()
+
+
+def test_an_order_that_is_given_again_is_carried_out_once(server: ScaledServer) -> None:
+    client, before = ControlClient(server.paths), server.pid("VllmWorker")
+    fields = {"id": "once", "name": "VllmWorker"}
+    answers = [client.do(RESTART_WORKERS, fields) for _ in range(2)]
+    assert {answer["id"] for answer in answers} == {"once"}
+    eventually(lambda: client.do(RESTART_WORKERS, fields)["state"] == "done", "it does not end")
+    assert server.workers() == {"VllmWorker": None, "PrefillWorker": (1,), "VllmWorker_1": (2,)}
+    assert start_time(before) is None
+    assert client.do(STOP, {"hurry": True})["phase"] == "stopping"
+    assert server.end() == 0, server.output
+    server.assert_nothing_left()
 
 
 def test_a_worker_that_retires_is_not_started_again(server: ScaledServer) -> None:
@@ -185,14 +183,22 @@ def test_two_commands_take_turns(server: ScaledServer) -> None:
     server.ends_well()
 
 
-def test_a_server_that_ends_does_not_wait_for_a_worker_that_starts(server: ScaledServer) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_that_ends_does_not_wait_for_a_worker_that_starts(
+    server: ScaledServer, number: signal.Signals
+) -> None:
     server.workers_are_made_by(HANGS)
     command = server.begin("scale", "VllmWorker=2")
     eventually(lambda: f"{NAMESPACE}_VllmWorker_1" in server.watchers(), "nothing was started")
-    server.ends_well()
+    if number is signal.SIGTERM:
+        server.ends_well()
+    else:
+        server.signal(number)
+        server.process.wait()
+        eventually(lambda: server.processes() == (), "a process outlives the server")
     _, err = command.communicate(timeout=PATIENCE_S)
     assert command.returncode == 1
-    assert err.startswith("error: "), err
+    assert err.startswith("error: the server "), err
     assert "Traceback" not in err
 
 

@@ -1,4 +1,5 @@
-"""The file of events (core/messages/events.py): the server appends to it, `dynamo events` reads it.
+"""The events of a server (core/messages/events.py): in a file, which it appends to and `dynamo events` reads, and the
+latest ones in memory, for those who follow them through the control API.
 
 It stays when the server ends, and the next server of the namespace continues it. A full file is renamed to `{name}.1`,
 in place of an earlier one. Lines that are damaged are skipped.
@@ -6,13 +7,17 @@ in place of an earlier one. Lines that are damaged are skipped.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -27,10 +32,74 @@ MAX_PENDING = 10_000
 MAX_BYTES = 2 * 1024 * 1024
 """Maximum size of the file: about ten thousand events."""
 
+RECENT_S = 3600.0
+MAX_RECENT = 10_000
+"""For how long events are kept in memory for those who follow them, and how many of them at most."""
+
+
+class Recent(NamedTuple):
+    """An event in memory. `number`: 1 for the first event of this server, and so on. `at`: by the monotonic clock."""
+
+    number: int
+    at: float
+    event: Event
+
+
+class RecentEvents:
+    """The events of the last hour. Ids have the time at which this server began to count, and the number of the event:
+    those of another server are told apart. To be used in one thread."""
+
+    def __init__(self, began: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`began`: in seconds since 1970."""
+        self._began = f"{began * 1000:.0f}"
+        self._clock = clock
+        self._kept: deque[Recent] = deque(maxlen=MAX_RECENT)
+        self._number = 0
+        self._news = asyncio.Event()
+        self.ended = False
+        """Whether there will be no more events."""
+
+    def add(self, event: Event) -> None:
+        """Keep an event, and tell those who wait for one."""
+        self._number += 1
+        self._kept.append(Recent(self._number, self._clock(), event))
+        while self._kept[0].at < self._clock() - RECENT_S:
+            self._kept.popleft()
+        self._tell()
+
+    def end(self) -> None:
+        """Have nobody wait any more."""
+        self.ended = True
+        self._tell()
+
+    def id_of(self, number: int) -> str:
+        """Return the id of the event with that number."""
+        return f"{self._began}.{number}"
+
+    def number_of(self, event_id: str) -> int:
+        """Return the number of the event with that id; 0, which is before all, for an id of another server, or none."""
+        began, _, number = event_id.partition(".")
+        return int(number) if began == self._began and number.isdecimal() else 0
+
+    def after(self, number: int) -> list[Recent]:
+        """Return the events after that number, the oldest first."""
+        return [*takewhile(lambda kept: kept.number > number, reversed(self._kept))][::-1]
+
+    async def changed(self, within_s: float) -> bool:
+        """Wait for an event, or for the end. Returns False if the time was over first."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                return await self._news.wait()
+        return False
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
 
 class EventLog:
     """Appends events to a file, from one process. Those that cannot be written, because the disk is full, are kept and
-    written with a later one; this is reported once."""
+    written with a later one; this is reported once. `recent`: those of the last hour."""
 
     def __init__(
         self,
@@ -45,6 +114,7 @@ class EventLog:
         self._max_bytes = max_bytes
         self._wall_clock = wall_clock
         self._pending: deque[bytes] = deque(maxlen=MAX_PENDING)
+        self.recent = RecentEvents(wall_clock())
 
     def add(self, event: Event) -> None:
         """Append an event; one without a time gets the present one."""
@@ -52,6 +122,7 @@ class EventLog:
         # Written by the caller's thread: a line goes to the kernel's cache, and events keep their order.
         self._pending.append(as_line(msgspec.json.encode(dated)))
         self.flush()
+        self.recent.add(dated)
 
     def flush(self) -> None:
         """Write the events that are kept, if there are any."""

@@ -29,12 +29,14 @@ Record = Callable[[Event], None]
 
 class ServerEvents:
     """Records the events of one server. `record` is for those that other parts of the server observe. `flush` writes
-    those that a full disk did not take. `listeners` are called with each event that is recorded."""
+    those that a full disk did not take. `recent`: the events of the last hour. `listeners` are called with each event
+    that is recorded."""
 
     def __init__(self, paths: StatePaths, report: Report) -> None:
         self._subjects = Subjects(paths.namespace)
         self._log = EventLog(paths.events_file, report)
         self.flush = self._log.flush
+        self.recent = self._log.recent
         self.listeners: list[Record] = []
         self.devices = DeviceEvents(self.record)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dynamo_local.core.errors import DecodeError, DeviceError, SupervisorError, UsageError
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker, Restart
 from dynamo_local.supervisor.actuator.add import claim_worker, devices_held
-from dynamo_local.supervisor.actuator.commands import parse_targets, plan_drain, plan_restart, plan_scaling
+from dynamo_local.supervisor.actuator.commands import plan_drain, plan_restart, plan_scaling
 from dynamo_local.supervisor.actuator.endpoint_commands import endpoint_named
 from dynamo_local.supervisor.actuator.remove import retire_worker
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
@@ -43,16 +43,6 @@ def carried_out(state: State, *changes: object) -> State:
     return state
 
 
-def test_targets_are_read() -> None:
-    assert parse_targets(["VllmWorker=3", "PrefillWorker=0"]) == {"VllmWorker": 3, "PrefillWorker": 0}
-
-
-@pytest.mark.parametrize("name", ["dynamo_VllmWorker", "VllmWorker_1", "second_VllmWorker_12"])
-def test_the_name_of_a_watcher_is_told_from_that_of_its_service(name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} is the name of one process;.* VllmWorker; write VllmWorker=2"):
-        parse_targets([f"{name}=2"])
-
-
 @pytest.mark.parametrize(
     ("name", "endpoint"),
     [
@@ -67,9 +57,6 @@ def test_the_name_of_a_watcher_is_told_from_that_of_its_service(name: str) -> No
 )
 def test_names_of_endpoints_and_of_their_workers_are_told_from_those_of_services(name: str, endpoint: str) -> None:
     assert endpoint_named(name) == endpoint
-    assert parse_targets(["my-chat=3", "7b=0"]) == {"my-chat": 3, "7b": 0}
-    with pytest.raises(UsageError, match="number of processes is set for its endpoint, chat; write chat=2"):
-        parse_targets(["chat@2_VllmWorker_1=2"])
 
 
 def with_endpoint() -> State:
@@ -105,14 +92,6 @@ def test_workers_of_endpoints_answer_none_of_the_graphs_requests_and_hold_device
         planned(state, VllmWorker=0)
     with pytest.raises(DeviceError, match="that takes 7 devices"):
         planned(state, VllmWorker=4)
-
-
-@pytest.mark.parametrize("argument", ["VllmWorker", "VllmWorker=", "=1", "VllmWorker=-1", "VllmWorker=x", "A=1=2"])
-def test_what_is_no_target_is_refused(argument: str) -> None:
-    with pytest.raises(UsageError, match="does not say how many"):
-        parse_targets([argument])
-    with pytest.raises(UsageError, match="A is given twice"):
-        parse_targets(["A=1", "A=2"])
 
 
 def test_the_highest_suffix_goes_first_and_removals_precede_additions() -> None:

@@ -331,6 +331,16 @@ async def test_the_log_of_a_worker_that_is_gone_is_not_read_again_from_its_begin
     assert await site.places.log(str(worker(7)), 5, after=123) == LogPart((), 123)
 
 
+async def test_a_silent_node_is_asked_for_none_of_its_logs(site: ClusterInMemory) -> None:
+    first, node = await site.worker(0)
+    site.miss(node, FOR_LONG)
+    await site.places.silent(await site.places.seen())
+    site.memory_bus.asked.clear()
+    with pytest.raises(SilentNodeError, match=f"node {node} does not answer"):
+        await site.places.log(str(first), 5)
+    assert site.memory_bus.asked == []
+
+
 async def test_a_node_server_that_is_starting_is_not_silent(site: ClusterInMemory) -> None:
     start = site.cluster.start
     seen: list[dict[str, bool]] = []

@@ -1,0 +1,61 @@
+"""Orders that a server carries out after it has answered: what it tells of them, and how a command follows one."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.errors import ErrorBody, error_of
+from dynamo_local.control.operations import GET_ORDER, Operation
+from dynamo_local.core.errors import SupervisorError, UsageError
+
+
+class OrderView(msgspec.Struct, frozen=True):
+    """An order as answers have it. `steps`: what was done so far, without what whoever asks has seen. `outcomes`: one
+    for each change, once the order has ended. `error`: why no more was done."""
+
+    id: str
+    command: str
+    state: Literal["running", "done", "failed"]
+    steps: Sequence[str] = ()
+    outcomes: Sequence[dict[str, Any]] = ()
+    error: ErrorBody | None = None
+    object: Literal["order"] = "order"
+
+
+def carry_out(
+    client: ControlClient, operation: Operation, fields: Mapping[str, Any], step: Callable[[str], None], **names: str
+) -> Sequence[dict[str, Any]]:
+    """Give an order, follow it to its end, and return its outcomes. `step` is called with each step.
+
+    Raises as `ControlClient.do`, and the error with which the order ends. Who is interrupted leaves the order to the
+    server.
+    """
+    order = secrets.token_hex(8)
+    view = _view(client.do(operation, {**fields, "id": order}, **names))
+    seen = 0
+    try:
+        while True:
+            for text in view.steps:
+                step(text)
+            seen += len(view.steps)
+            if view.state != "running":
+                break
+            view = _view(client.do(GET_ORDER, query={"after": str(seen)}, id=order))
+    except UsageError as error:
+        # No server runs, or another one, which does not know the order.
+        raise SupervisorError("the server has ended meanwhile", "`dynamo ls` shows the servers that run") from error
+    except KeyboardInterrupt:
+        step("interrupted: the server goes on with it, and `dynamo events` shows the outcome")
+        raise
+    if view.error is not None:
+        raise error_of(view.error.code, msgspec.json.encode({"error": view.error}))
+    return view.outcomes
+
+
+def _view(content: Any) -> OrderView:
+    return msgspec.convert(content, OrderView)
