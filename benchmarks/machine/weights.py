@@ -22,9 +22,9 @@ from benchmarks.harness.presences import PresenceLog
 from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.servers import NAMESPACE, ServerError, running, start_ours
 from benchmarks.harness.spread import bootstrap
-from benchmarks.machine.workers import done_by, private_mib, silent
+from benchmarks.machine.workers import changed, private_mib
+from dynamo_local.control.operations import DRAIN_WORKER, SCALE
 from dynamo_local.core.names import Watcher
-from dynamo_local.supervisor.actuator.commands import drain, scale
 from state.paths import StatePaths
 from state.statefile.store import StateStore
 
@@ -90,15 +90,14 @@ async def _prepared(paths: StatePaths) -> None:
 
 
 async def _one_more(paths: StatePaths) -> dict[str, float]:
-    (outcome,) = await scale(paths, {"VllmWorker": 2}, silent())
-    watcher, worker_s = done_by(outcome)
+    watcher, worker_s = await changed(paths, SCALE, {"targets": {"VllmWorker": 2}})
     pid = StateStore(paths).read().components[watcher].pid
     if pid is None:
         raise ServerError("the new worker was gone before it could be looked at")
     processes = descendants(pid)
     cpu_s = sum(stat.cpu_s for process in processes if (stat := read_stat(process.pid)) is not None)
     memory = sum(private_mib(process.pid) for process in processes)
-    done_by(await drain(paths, watcher, silent()))
+    await changed(paths, DRAIN_WORKER, watcher=watcher)
     return {"worker_s": worker_s, "worker_cpu_s": cpu_s, "memory_mib": memory}
 
 

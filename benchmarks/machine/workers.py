@@ -7,19 +7,22 @@ bound to cores, and no request runs: this is what the machinery takes, not the s
 from __future__ import annotations
 
 import argparse
+import asyncio
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from benchmarks.harness.accounting import descendants
 from benchmarks.harness.models import RANDOM, model_folder
 from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.servers import NAMESPACE, ServerError, running, start_ours
 from benchmarks.harness.spread import bootstrap
-from dynamo_local.core.planning.actions import ActionOutcome
-from dynamo_local.supervisor.actuator.commands import drain, scale
-from dynamo_local.supervisor.server.reports.report import Report
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import DRAIN_WORKER, SCALE, Operation
+from dynamo_local.control.orders import carry_out
 from state.paths import StatePaths
 from state.statefile.store import StateStore
 
@@ -58,32 +61,34 @@ async def _turn(model: str, *, kv_transfer: bool) -> Figures:
             await server.ready()
             assert server.state_root is not None
             paths = StatePaths(server.state_root, NAMESPACE)
-            (added,) = await scale(paths, {"VllmWorker": 2}, silent())
-            watcher, worker_s = done_by(added)
+            watcher, worker_s = await changed(paths, SCALE, {"targets": {"VllmWorker": 2}})
             pid = StateStore(paths).read().components[watcher].pid
             if pid is None:
                 raise ServerError("the new worker was gone before it could be looked at")
             memory = sum(private_mib(process.pid) for process in descendants(pid))
-            _, end_s = done_by(await drain(paths, watcher, silent()))
+            _, end_s = await changed(paths, DRAIN_WORKER, watcher=watcher)
             return {"worker_s": worker_s, "end_s": end_s, "memory_mib": memory}
 
 
-def done_by(outcome: ActionOutcome) -> tuple[str, float]:
-    """The watcher of a change, and the seconds that it took. Raises ServerError if it was not made."""
-    if not outcome.done or outcome.watcher is None:
-        raise ServerError(outcome.note)
-    return outcome.watcher, outcome.took_s
+async def changed(
+    paths: StatePaths, operation: Operation, fields: Mapping[str, Any] = MappingProxyType({}), *, watcher: str = ""
+) -> tuple[str, float]:
+    """Have the server make one change; returns its watcher, and the seconds that it took. Raises ServerError if it was
+    not made."""
+
+    def order() -> Any:
+        return carry_out(ControlClient(paths), operation, fields, lambda _: None, watcher=watcher)
+
+    (outcome,) = await asyncio.to_thread(order)
+    if not outcome["done"]:
+        raise ServerError(str(outcome["note"]))
+    return str(outcome["watcher"]), float(outcome["took_s"])
 
 
 def private_mib(pid: int) -> float:
     """Memory that the process shares with no other one, the model's KV cache included."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return sum(map(int, re.findall(r"^Private_\w+:\s+(\d+) kB$", rollup, re.MULTILINE))) / _MIB
-
-
-def silent() -> Report:
-    """A report to nobody."""
-    return _Silent()
 
 
 class _Silent:

@@ -34,8 +34,8 @@ from benchmarks.harness.servers import (
     start_ours,
 )
 from benchmarks.harness.spread import bootstrap, median
-from benchmarks.machine.workers import done_by, silent
-from dynamo_local.supervisor.actuator.commands import drain, scale
+from benchmarks.machine.workers import changed
+from dynamo_local.control.operations import DRAIN_WORKER, SCALE
 from state.paths import StatePaths
 
 SUMMARY = "time and CPU to the first token, and starts of workers, on a Ray cluster against this machine"
@@ -142,11 +142,11 @@ async def _starts(sides: Sequence[Side], starts: int, *, cold: bool) -> dict[str
                 _kill_forkserver(side.server)
             for more in (1, 2):
                 began = time.monotonic()
-                (outcome,) = await scale(side.paths, {_SERVICE: _WORKERS + more}, silent())
-                added.append((done_by(outcome)[0], time.monotonic() - began))
+                watcher, _ = await changed(side.paths, SCALE, {"targets": {_SERVICE: _WORKERS + more}})
+                added.append((watcher, time.monotonic() - began))
             found[side.name].append([took_s for _, took_s in added])
             for watcher, _ in added:
-                await drain(side.paths, watcher, silent())
+                await changed(side.paths, DRAIN_WORKER, watcher=watcher)
             progress(f"{side.name}: one more worker after {', '.join(f'{took_s:.2f} s' for _, took_s in added)}")
     return found
 

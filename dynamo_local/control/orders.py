@@ -28,7 +28,12 @@ class OrderView(msgspec.Struct, frozen=True):
 
 
 def carry_out(
-    client: ControlClient, operation: Operation, fields: Mapping[str, Any], step: Callable[[str], None], **names: str
+    client: ControlClient,
+    operation: Operation,
+    fields: Mapping[str, Any],
+    step: Callable[[str], None],
+    *,
+    watcher: str = "",
 ) -> Sequence[dict[str, Any]]:
     """Give an order, follow it to its end, and return its outcomes. `step` is called with each step.
 
@@ -36,7 +41,7 @@ def carry_out(
     server.
     """
     order = secrets.token_hex(8)
-    view = _view(client.do(operation, {**fields, "id": order}, **names))
+    view = _view(client.do(operation, {**fields, "id": order}, watcher=watcher))
     seen = 0
     try:
         while True:

@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 from urllib.parse import unquote
 
 import msgspec
@@ -53,11 +54,10 @@ class HttpServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Look for a further socket, about once a second."""
         if counter % _TICKS == 0 and (further := self._further()) is not None:
-            config, state = self.config, self.server_state
-            protocol = partial(
-                config.http_protocol_class, config=config, server_state=state, app_state=self.lifespan.state
-            )
-            self.servers.append(await asyncio.get_running_loop().create_server(protocol, sock=further))
+            # uvicorn types the class as any asyncio protocol.
+            protocol: Any = self.config.http_protocol_class
+            make = partial(protocol, self.config, self.server_state, self.lifespan.state)
+            self.servers.append(await asyncio.get_running_loop().create_server(make, sock=further))
         return await super().on_tick(counter)
 
     @contextlib.contextmanager

@@ -13,13 +13,13 @@ from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer
 from dynamo_local.bus.jetstream.prefill_queue import (
     LIMITS,
     PrefillQueue,
-    QueueLength,
     create_prefill_queue,
     delete_prefill_queue,
 )
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, QueueAbsentError, QueueFullError
+from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect
 from tests.integration.disaggregation.prefill_jobs import DEADLINE_S, published, reached, some_job, waiting

@@ -18,6 +18,7 @@ from dynamo_local.control.client import ControlClient
 from dynamo_local.core.errors import NotRunningError, UsageError
 from dynamo_local.core.messages.events import Event
 from dynamo_local.supervisor.control.api import ControlApi
+from dynamo_local.supervisor.control.http import application
 from dynamo_local.supervisor.control.reports import EventAnswers
 from dynamo_local.supervisor.server.reports.event_log import MAX_RECENT, RECENT_S, EventLog, RecentEvents
 from state.locks import ServerLock
@@ -47,7 +48,7 @@ class Station:
         self.api.take(EventAnswers(self.recent, **self.answers).handlers)
 
     async def get(self, query: str = "", **headers: str) -> httpx.Response:
-        transport = httpx.ASGITransport(self.api.app)
+        transport = httpx.ASGITransport(application(self.api))
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
             return await client.get(f"/v1/events{query}", headers=headers)
 
@@ -156,7 +157,7 @@ async def read(station: Station, take: Callable[[str], Awaitable[None]]) -> None
             await take(message["body"].decode())
 
     async with asyncio.timeout(PATIENCE_S):
-        await station.api.app(scope, receive, send)  # type: ignore[arg-type]  # as ASGI has it
+        await application(station.api)(scope, receive, send)
 
 
 async def test_what_happens_while_a_reader_waits_is_told_at_once_and_silence_by_comments() -> None:

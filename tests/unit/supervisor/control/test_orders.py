@@ -16,6 +16,7 @@ from dynamo_local.control.operations import SCALE, Call
 from dynamo_local.control.orders import OrderView, carry_out
 from dynamo_local.core.errors import SupervisorError, UsageError
 from dynamo_local.supervisor.control.api import ControlApi
+from dynamo_local.supervisor.control.http import application
 from dynamo_local.supervisor.control.orders import AT_ONCE, KEPT, Orders
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.tasks import TaskGuard
@@ -67,7 +68,7 @@ class Workshop:
         return [DONE]
 
     async def ask(self, method: str, path: str, fields: Any = None) -> httpx.Response:
-        transport = httpx.ASGITransport(self.api.app)
+        transport = httpx.ASGITransport(application(self.api))
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
             return await client.request(method, path, json=fields)
 
