@@ -47,8 +47,6 @@ LANES: Mapping[str, tuple[str, ...]] = {
 """Lane -> paths that touch it: what is changed there has all of the lane run, and what fails blocks."""
 
 _KILLED_ANSWERS = "test_whatever_is_killed_the_answer_is_the_same_and_so_is_each_event"
-_KILLED_RESTARTS = "test_a_command_killed_at_any_moment_leaves_as_many_workers"
-_KILLED_SCALINGS = "test_commands_killed_at_any_moment_leave_nothing_half_done"
 
 NIGHTLY: Mapping[str, str] = {
     "tests/e2e/test_conformance.py": "vllm",
@@ -81,11 +79,7 @@ NIGHTLY: Mapping[str, str] = {
     "tests/integration/stored/test_batches_of_a_server.py::test_each_line_has_one_result_whatever_is_killed": "long",
     "tests/integration/supervisor/test_devices.py::test_a_device_never_has_two_holders": "long",
     "tests/integration/supervisor/test_dynamo_names.py": "long",
-    f"tests/integration/supervisor/test_restart.py::{_KILLED_RESTARTS}[1-0.4]": "long",
-    f"tests/integration/supervisor/test_restart.py::{_KILLED_RESTARTS}[3-0.8]": "long",
     "tests/integration/supervisor/test_rotation.py::test_nats_killed_during_a_rotation_costs_no_request[0.0]": "long",
-    f"tests/integration/supervisor/test_scaling.py::{_KILLED_SCALINGS}[0.3]": "long",
-    f"tests/integration/supervisor/test_scaling.py::{_KILLED_SCALINGS}[0.6]": "long",
     "tests/unit/benchmarks": "benchmarks",
     "tests/e2e -m families": "models",
     "tests/unit/core --hypothesis-profile=nightly": "long",
