@@ -16,13 +16,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.harness.client import Client, Completion
 from benchmarks.harness.load import LETTERS, client_of
 from benchmarks.harness.models import model_folder
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import NAMESPACE, Server, ServerError, running, start_ours
 from benchmarks.harness.spread import median
-from dynamo_local.load.client import Client
-from dynamo_local.load.results.records import Completion
 from dynamo_local.model.named.names import SMOLLM2
 from dynamo_local.supervisor.admin.orders.settings import set_value
 from dynamo_local.supervisor.admin.routes import RouteLine, list_routes
@@ -117,7 +116,7 @@ class _Bench:
 
     async def _ask(self, prompt: Sequence[int]) -> Asked:
         completion = await self.client.complete(prompt, 1)
-        if completion.error or completion.ttft_s is None:
+        if completion.failure or completion.ttft_s is None:
             raise ServerError(completion.failure)
         # What a worker has cached is told within 50 ms.
         await asyncio.sleep(0.2)
