@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import json
 import tempfile
 import time
 from collections.abc import Mapping
@@ -21,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.endpoints.mockers import all_ready, mocker
+from benchmarks.endpoints.mockers import all_ready, mocker, until
 from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.servers import NAMESPACE, Server, ServerError, running, start_endpoints
 from benchmarks.harness.spread import median
@@ -82,7 +80,7 @@ async def _turn(tasks: int, workers: int, *, from_zero: bool) -> Turn:
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         server = start_endpoints(Path(scratch), [spec], (f"--cpu-slots={workers}",))
         async with running(server):
-            await _until(server, "asleep" if from_zero else "ready")
+            await until(server, "asleep" if from_zero else "ready")
             if not from_zero:
                 await all_ready(server, [spec])
             store = _Tasks(server)
@@ -102,7 +100,7 @@ class _Tasks:
 
     def __init__(self, server: Server) -> None:
         assert server.state_root is not None
-        self._port = server.port
+        self._server = server
         self._paths = StatePaths(server.state_root, NAMESPACE)
         self._store = TaskStore(self._paths)
 
@@ -113,7 +111,7 @@ class _Tasks:
             try:
                 await self._order(1)
                 break
-            except (OSError, asyncio.IncompleteReadError, ServerError):
+            except ServerError:
                 if time.monotonic() > deadline:
                     raise
             await asyncio.sleep(0.2)
@@ -139,40 +137,15 @@ class _Tasks:
         return sum(1 for _ in self._paths.tasks_dir.glob("*/*.ended"))
 
     async def _order(self, number: int) -> None:
-        """Order tasks by one connection, one after the other. Each answer says that a task is on the disk."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        with contextlib.closing(writer):
-            for index in range(number):
-                args = {"prompt": f"task {index}", "max_tokens": _TOKENS, "ignore_eos": True}
-                body = json.dumps({"args": args}).encode()
-                path = f"/v1/async-tasks?model_endpoint_id={NAME}"
-                head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-                writer.write(head.encode() + body)
-                answer = (await reader.readuntil(b"\r\n\r\n")).lower()
-                length = int(answer.partition(b"content-length: ")[2].partition(b"\r\n")[0])
-                text = await reader.readexactly(length)
-                if b" 200 " not in answer.splitlines()[0]:
-                    raise ServerError(f"a task was not taken: {text.decode(errors='replace')}")
+        """Order tasks, one after the other. Each answer says that a task is on the disk."""
+        for index in range(number):
+            args = {"prompt": f"task {index}", "max_tokens": _TOKENS, "ignore_eos": True}
+            await self._server.post(f"/v1/async-tasks?model_endpoint_id={NAME}", {"args": args})
 
 
 async def _sleep(server: Server) -> None:
-    if await server.dynamo("scale", f"{NAME}=0") is None:
-        raise ServerError(f"the endpoint cannot be scaled to 0:\n{server.last_lines()}")
-    await _until(server, "asleep")
-
-
-async def _until(server: Server, state: str) -> None:
-    deadline = time.monotonic() + _WITHIN_S
-    while await _state(server) != state:
-        if time.monotonic() > deadline:
-            raise ServerError(f"the endpoint is not {state} after {_WITHIN_S:g} s:\n{server.last_lines()}")
-        await asyncio.sleep(0.2)
-
-
-async def _state(server: Server) -> str:
-    listed = await server.dynamo("endpoint", "list", "--json")
-    found = [] if listed is None else msgspec.json.decode(listed)
-    return str(found[0]["status"]["state"]) if found else ""
+    await server.dynamo("scale", f"{NAME}=0")
+    await until(server, "asleep")
 
 
 def _orders(server: Server, began: float) -> tuple[tuple[float, int], ...]:

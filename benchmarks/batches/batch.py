@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.load import client_of, generator_of
+from benchmarks.harness.generated import client_of, generator_of
 from benchmarks.harness.models import RANDOM, model_folder
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import (

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 import httpx2
 import openai
 
-from benchmarks.harness.servers import ServerError
+from benchmarks.harness.client import ServerError
 
 _T = TypeVar("_T")
 

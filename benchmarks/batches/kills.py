@@ -4,7 +4,7 @@ serve`.
 Half of the requests are answers in the background, half are lines of two batches; or all are tasks. They are asked for
 by openai's client, and compared with what the undisturbed server has answered. Every few seconds one of the processes
 is killed, in turn, until all is done; after that of `dynamo serve` a new one is started, which nobody tells what was
-under way.
+under way. With another revision beside, each of the two has as many requests, in two turns, each with a new server.
 """
 
 from __future__ import annotations
@@ -16,21 +16,33 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.batches.client import BATCHES, MODEL, PROMPTS, PatientClient
+from benchmarks.batches.client import BATCHES, MODEL, PROMPTS, PatientClient, Tally
 from benchmarks.batches.tasks import TaskWork
 from benchmarks.batches.work import Work
 from benchmarks.endpoints.mockers import all_ready, mocker
 from benchmarks.faults.parts import Parts
+from benchmarks.harness.client import HOST
 from benchmarks.harness.models import RANDOM, model_folder
-from benchmarks.harness.report import Figures, progress, save, table
-from benchmarks.harness.servers import NAMESPACE, ROOT, SMALL_ENGINE, Server, ServerError, running, start_endpoints
-from state.async_tasks.store import TaskStore
-from state.paths import StatePaths
+from benchmarks.harness.report import Figures, compare, progress, save, table
+from benchmarks.harness.servers import (
+    BESIDE,
+    OURS,
+    SMALL_ENGINE,
+    Server,
+    ServerError,
+    add_beside,
+    in_turn,
+    running,
+    serve_again,
+    sides_of,
+    start_endpoints,
+)
 
 SUMMARY = "10,000 answers and lines of batches, or tasks, under kills of every process: has each one right result?"
 
@@ -60,31 +72,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, help=f"all together ({_REQUESTS})")
     parser.add_argument("--every", type=float, default=_EVERY_S, help="seconds between a kill and the next")
     parser.add_argument("--tokens", type=int, default=_TOKENS, help="of each answer")
+    add_beside(parser)
+
+
+@dataclass
+class _Side:
+    """A revision, and what was found with it, over all of its turns."""
+
+    checkout: Path
+    requests: int = 0
+    tallies: list[Tally] = field(default_factory=list)
+    kills: list[Kill] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def figures(self) -> Figures:
+        counts = ("answers", "lines", "tasks")
+        return {
+            "requests": self.requests,
+            "right": {key: sum(getattr(tally, key) for tally in self.tallies) for key in counts},
+            "faults": dict(sum((tally.faults for tally in self.tallies), Counter[str]())),
+            "unconfirmed": sum(tally.unconfirmed for tally in self.tallies),
+            "seconds": self.seconds,
+            "kills": [asdict(kill) for kill in self.kills],
+        }
 
 
 async def run(arguments: argparse.Namespace) -> Figures:
     """Kill until all is done, print, and return the figures. They are saved after each kill."""
+    sides = {name: _Side(checkout) for name, checkout in sides_of(arguments).items()}
     number = arguments.requests or (_QUICK_REQUESTS if arguments.quick else _REQUESTS)
-    kills: list[Kill] = []
+
+    def keep() -> None:
+        save(arguments.json, "batch-kills", _flat(sides))
+
+    for turn in range(len(sides)):
+        for side in in_turn(sides.values(), turn):
+            await _turn(side, number // len(sides), arguments, keep)
+    for name, side in sides.items():
+        _show(name, side.figures())
+    if BESIDE in sides:
+        compare("killed", {"goes_on_s": "next result"}, *(_by_part(sides[name]) for name in (OURS, BESIDE)))
+    return _flat(sides)
+
+
+async def _turn(side: _Side, number: int, arguments: argparse.Namespace, keep: Callable[[], None]) -> None:
+    """Have so many requests answered by a server of that side. `keep`: called after each kill."""
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         specs = _specs(arguments.engine)
-        server = start_endpoints(Path(scratch), specs, _OPTIONS)
+        server = start_endpoints(Path(scratch), specs, _OPTIONS, side.checkout)
         async with running(server):
             await all_ready(server, specs)
-            work = (TaskWork if arguments.tasks else Work)(f"http://{server.host}:{server.port}", arguments.tokens)
+            work = (TaskWork if arguments.tasks else Work)(f"http://{HOST}:{server.port}", arguments.tokens)
             await work.learn()
-            progress(f"{PROMPTS} prompts have one answer from each API")
+            progress(f"{server.name}: {PROMPTS} prompts have one answer from each API")
+            side.tallies.append(work.tally)
             begun = time.monotonic()
             async with asyncio.TaskGroup() as group:
                 done = group.create_task(_all(work, number, server), name="requests")
-                killer = group.create_task(_kill_until(done, work, server, Path(scratch), arguments, kills))
+                killer = group.create_task(_kill_until(done, work, server, arguments.every, side.kills, keep))
                 await asyncio.wait({done})
                 killer.cancel()
-            took_s = time.monotonic() - begun
+            side.requests += number
+            side.seconds += time.monotonic() - begun
             await work.close()
-    figures = _figures(work, number, kills, took_s)
-    _show(figures)
-    return figures
 
 
 def _specs(engine: str) -> list[dict[str, Any]]:
@@ -98,9 +148,8 @@ def _specs(engine: str) -> list[dict[str, Any]]:
 
 async def _all(work: PatientClient, number: int, server: Server) -> None:
     if isinstance(work, TaskWork):
-        assert server.state_root is not None
         await work.run(number, _AT_ONCE)
-        await work.left(TaskStore(StatePaths(server.state_root, NAMESPACE)))
+        await work.left(server)
         return
     assert isinstance(work, Work)
     lines = number // 2 // len(BATCHES)
@@ -114,60 +163,52 @@ async def _kill_until(
     done: asyncio.Task[None],
     work: PatientClient,
     server: Server,
-    scratch: Path,
-    arguments: argparse.Namespace,
+    every_s: float,
     kills: list[Kill],
+    keep: Callable[[], None],
 ) -> None:
-    """Kill a process of each part in turn, each once requests have been done since the kill before."""
+    """Kill a process of each part in turn, each once requests have been done since the kill before. `keep`: called
+    after each."""
     for turn, part in enumerate(itertools.cycle(_PARTS)):
-        await asyncio.wait({done}, timeout=arguments.every)
+        await asyncio.wait({done}, timeout=every_s)
         if done.done():
             return
-        found = Parts(server, ROOT).processes().get(part, ())
+        found = Parts(server).processes().get(part, ())
         if not found:
             progress(f"no {part} to be killed")
             continue
         before, at = work.tally.done, time.monotonic()
         os.kill(found[turn % len(found)].pid, signal.SIGKILL)
         if part == "serve":
-            await _serve_again(server, scratch)
+            await serve_again(server, _OPTIONS)
             # What the old one's processes did before they ended counts as before.
             before = work.tally.done
         await _goes_on(done, work, server, before)
         kills.append(Kill(part, before, round(time.monotonic() - at, 1)))
         progress(f"{part} killed at {before}, goes on after {kills[-1].goes_on_s} s; faults: {dict(work.tally.faults)}")
-        save(arguments.json, "batch-kills", _figures(work, None, kills, None))
-
-
-async def _serve_again(server: Server, scratch: Path) -> None:
-    """Start another server once the killed one has ended, in its place."""
-    while server.popen.poll() is None:  # noqa: ASYNC110  # a foreign process
-        await asyncio.sleep(_LOOK_EVERY_S)
-    server.replace_by(start_endpoints(scratch, None, _OPTIONS, port=server.port))
+        keep()
 
 
 async def _goes_on(done: asyncio.Task[None], work: PatientClient, server: Server, before: int) -> None:
     """Wait until another request is done. Raises ServerError if none is in time, or the server has ended."""
     deadline = time.monotonic() + _GOES_ON_WITHIN_S
     while work.tally.done <= before and not done.done():
-        if server.popen.poll() is not None or time.monotonic() > deadline:
+        if server.ended or time.monotonic() > deadline:
             raise ServerError(f"nothing goes on:\n{server.last_lines()}")
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
-def _figures(work: PatientClient, number: int | None, kills: Sequence[Kill], took_s: float | None) -> Figures:
-    tally = work.tally
-    return {
-        "requests": number,
-        "right": {"answers": tally.answers, "lines": tally.lines, "tasks": tally.tasks},
-        "faults": dict(tally.faults),
-        "unconfirmed": tally.unconfirmed,
-        "seconds": took_s,
-        "kills": [asdict(kill) for kill in kills],
-    }
+def _flat(sides: Mapping[str, _Side]) -> Figures:
+    """The figures of this revision, with those of the one beside."""
+    return sides[OURS].figures() | {name: side.figures() for name, side in sides.items() if name != OURS}
 
 
-def _show(figures: Figures) -> None:
+def _by_part(side: _Side) -> dict[str, list[Figures]]:
+    parts = {part: [asdict(kill) for kill in side.kills if kill.part == part] for part in _PARTS}
+    return {"all requests": [{"goes_on_s": side.seconds}], **parts}
+
+
+def _show(name: str, figures: Figures) -> None:
     right, faults = figures["right"], figures["faults"]
     cells = (
         str(figures["requests"]),
@@ -179,11 +220,11 @@ def _show(figures: Figures) -> None:
         f"{figures['seconds']:.0f}",
     )
     head = ("asked", "right answers", "right lines", "right tasks", "faults", "creations cut off", "seconds")
-    table("Requests", head, [cells])
+    table(f"Requests, {name}", head, [cells])
     for fault, count in faults.items():
         print(f"{count} times: {fault}")
     rows = []
     for part in _PARTS:
         times = [kill["goes_on_s"] for kill in figures["kills"] if kill["part"] == part]
         rows.append((part, str(len(times)), f"{max(times):.1f}" if times else "-"))
-    table("Kills", ("killed", "times", "longest until the next result, s"), rows)
+    table(f"Kills, {name}", ("killed", "times", "longest until the next result, s"), rows)

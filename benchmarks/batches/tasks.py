@@ -17,7 +17,7 @@ from benchmarks.batches.client import (
     prompt_of,
     text_of,
 )
-from state.async_tasks.store import TaskStore
+from benchmarks.harness.servers import Server
 
 
 class TaskWork(PatientClient):
@@ -52,15 +52,15 @@ class TaskWork(PatientClient):
             for each in judges:
                 each.cancel()
 
-    async def left(self, store: TaskStore) -> None:
+    async def left(self, server: Server) -> None:
         """Judge the tasks whose creation was cut off before their id came: they have a result as well."""
         async with asyncio.timeout(WITHIN_S):
-            while (await asyncio.to_thread(store.look)).running:  # noqa: ASYNC110  # files
+            while await server.dynamo("task", "list"):  # noqa: ASYNC110  # a foreign process
                 await asyncio.sleep(LOOK_EVERY_S)
-        left = [store.find(*each) for each in store.all()]
+        left = await server.dynamo("task", "list", "--all")
         for task in left:
-            if task.status != "SUCCESS":
-                self.tally.faults[f"a task whose creation was cut off is {task.status}"] += 1
+            if task["status"] != "SUCCESS":
+                self.tally.faults[f"a task whose creation was cut off is {task['status']}"] += 1
         if len(left) > self.tally.unconfirmed:
             self.tally.faults["a task was made that nobody has ordered"] += len(left) - self.tally.unconfirmed
 

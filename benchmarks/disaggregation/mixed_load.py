@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from benchmarks.harness.accounting import Usage, usage
-from benchmarks.harness.load import client_of, generator_of
+from benchmarks.harness.generated import client_of, generator_of
 from benchmarks.harness.presences import PresenceLog
 from benchmarks.harness.servers import Server
 from benchmarks.harness.spread import quantile

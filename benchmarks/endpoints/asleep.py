@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.endpoints.mockers import mocker
+from benchmarks.harness.generated import endpoint_of
 from benchmarks.harness.servers import NAMESPACE, Server, ServerError, running, start_endpoints
 from dynamo_local.control.client import ControlClient
 from dynamo_local.control.operations import LIST_ENDPOINTS, Operation
@@ -58,7 +59,7 @@ class Sleepers:
     def client(self, name: str) -> Client:
         """A client of that endpoint, with connections of its own."""
         asking = Asking(name, is_chat=False, ignore_eos=True, extra={"temperature": 0})
-        return Client(self.server.endpoint, asking, timeout_s=_TIMEOUT_S)
+        return Client(endpoint_of(self.server), asking, timeout_s=_TIMEOUT_S)
 
     async def order(self, operation: Operation, fields: Any = None, name: str = "") -> Any:
         """Give an order, or ask. Raises ServerError if it is refused."""

@@ -3,7 +3,8 @@
 Two endpoints generate, one embeds, each on two workers. Every answer is compared with the one that the undisturbed
 server gave. A killed frontend, or a killed `dynamo serve`, takes its clients' connections with it: those requests fail,
 and none may be answered wrongly. After each kill all endpoints must be ready again; after that of `dynamo serve` a new
-one must serve the same endpoints.
+one must serve the same endpoints. With another revision beside, both servers are there, and take turns with each part;
+only the one whose turn it is has clients.
 """
 
 from __future__ import annotations
@@ -16,21 +17,28 @@ import signal
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from benchmarks.faults.clients import give_up
 from benchmarks.faults.parts import Parts, all_ready
+from benchmarks.harness.client import Completion, ExchangeError, ServerError
+from benchmarks.harness.load import client_of
 from benchmarks.harness.models import OTHER, RANDOM, model_folder
-from benchmarks.harness.report import Figures, progress, save, table
-from benchmarks.harness.servers import ROOT, SMALL_ENGINE, Server, ServerError, running, start_endpoints
-from dynamo_local.load.client import Client
-from dynamo_local.load.errors import ExchangeError
-from dynamo_local.load.http.endpoint import Asking, ask
-from dynamo_local.load.results.records import Completion
+from benchmarks.harness.report import Figures, compare, progress, save, table
+from benchmarks.harness.servers import (
+    BESIDE,
+    OURS,
+    SMALL_ENGINE,
+    Server,
+    add_beside,
+    in_turn,
+    running,
+    serve_again,
+    sides_of,
+    start_endpoints,
+)
 
 SUMMARY = "every process of a server with three real models killed under a mixed load: are all answers right?"
 
@@ -54,6 +62,7 @@ _CUTS_CONNECTIONS = frozenset({"frontend", "serve"})
 _PROMPTS = 6
 _TOKENS = 120
 _CLIENTS_EACH = 3
+_OPTIONS = ("--cpu-slots=8",)
 _AGAIN_S = 0.2
 _READY_WITHIN_S = 180.0
 _QUIET_S = 2.0
@@ -116,7 +125,7 @@ class Clients:
         for prompt in _prompts():
             for name in GENERATE:
                 answers = [await self._complete(name, prompt) for _ in range(2)]
-                if any(answer.error for answer in answers) or answers[0].token_ids != answers[1].token_ids:
+                if any(answer.failure for answer in answers) or answers[0].token_ids != answers[1].token_ids:
                     raise ServerError(f"{name} does not answer {prompt!r} alike: {[a.failure for a in answers]}")
                 self._tokens[name, prompt] = answers[0].token_ids
             self._vectors[prompt] = await self._embed(prompt)
@@ -129,6 +138,7 @@ class Clients:
 
     async def close(self) -> None:
         await give_up(self._tasks)
+        self._tasks = []
 
     async def _generate_on_and_on(self, name: str, number: int) -> None:
         prompts = _prompts()
@@ -148,7 +158,7 @@ class Clients:
             try:
                 vector = await self._embed(prompt)
             except ExchangeError as error:
-                await self._count(False, f"{error.kind}: {error.cause}")
+                await self._count(False, str(error))
             else:
                 await self._count(not _alike(vector, self._vectors[prompt]), "")
 
@@ -161,57 +171,60 @@ class Clients:
             await asyncio.sleep(_AGAIN_S)
 
     async def _complete(self, name: str, prompt: str) -> Completion:
-        extra = {"return_token_ids": True}
-        async with Client(self.server.endpoint, Asking(name, is_chat=False, ignore_eos=True, extra=extra)) as client:
+        async with client_of(self.server, name, return_token_ids=True) as client:
             return await client.complete(prompt, _TOKENS)
 
     async def _embed(self, prompt: str) -> list[float]:
-        body = msgspec.json.encode({"model": EMBED, "input": prompt})
-        with contextlib.closing(self.server.endpoint.connections()) as connections:
-            answer = await ask(connections, self.server.endpoint.request("POST", "/v1/embeddings", body))
-        vector: list[float] = msgspec.json.decode(answer)["data"][0]["embedding"]
+        answer = await self.server.post("/v1/embeddings", {"model": EMBED, "input": prompt})
+        vector: list[float] = answer["data"][0]["embedding"]
         return vector
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", nargs="+", choices=_PARTS, metavar="PART", help=f"of {', '.join(_PARTS)}")
+    add_beside(parser)
 
 
 async def run(arguments: argparse.Namespace) -> Figures:
     """Kill, print, and return the figures. They are saved after each kill."""
-    trials: list[Trial] = []
+    found: dict[str, list[Trial]] = {name: [] for name in sides_of(arguments)}
     parts = arguments.parts or (_PARTS[:4] if arguments.quick else _PARTS)
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        server = start_endpoints(Path(scratch), specs(), ("--cpu-slots=8",))
-        async with running(server):
-            await _all_ready(server)
-            clients = Clients(server)
-            await clients.learn()
+        servers = {
+            name: start_endpoints(Path(scratch, name), specs(), _OPTIONS, checkout)
+            for name, checkout in sides_of(arguments).items()
+        }
+        async with running(*servers.values()):
+            clients = {name: Clients(server) for name, server in servers.items()}
+            for each in clients.values():
+                await _all_ready(each.server)
+                await each.learn()
             progress(f"{_PROMPTS} prompts have one answer from each endpoint")
-            clients.open()
-            try:
-                for part in parts:
-                    trials += await _kill_each(part, server, clients, Path(scratch))
-                    save(arguments.json, "endpoint-kills", _figures(trials))
-            finally:
-                await clients.close()
-    _show(trials)
-    return _figures(trials)
+            for number, part in enumerate(parts):
+                for name in in_turn(found, number):
+                    found[name] += await _kill_each(part, clients[name])
+                    save(arguments.json, "endpoint-kills", _figures(found))
+    for name, trials in found.items():
+        _show(name, trials)
+    if BESIDE in found:
+        compare("killed", {"ready_s": "all ready"}, *(_by_part(found[name]) for name in (OURS, BESIDE)))
+    return _figures(found)
 
 
-async def _kill_each(part: str, server: Server, clients: Clients, scratch: Path) -> list[Trial]:
+async def _kill_each(part: str, clients: Clients) -> list[Trial]:
     """Kill each process that is there of this part, one after another."""
-    trials = []
-    for number in range(len(Parts(server, ROOT).processes().get(part, ()))):
+    server, trials = clients.server, []
+    clients.open()
+    for number in range(len(Parts(server).processes().get(part, ()))):
         await asyncio.sleep(_QUIET_S)
         clients.tally = Tally()
         begun = time.monotonic()
-        found = Parts(server, ROOT).processes().get(part, ())
+        found = Parts(server).processes().get(part, ())
         if not found:
             break
         os.kill(found[number % len(found)].pid, signal.SIGKILL)
         if part == "serve":
-            await _serve_again(server, scratch)
+            await serve_again(server, _OPTIONS)
         ready_s: float | None = None
         with contextlib.suppress(ServerError, TimeoutError):
             await _all_ready(server)
@@ -219,21 +232,15 @@ async def _kill_each(part: str, server: Server, clients: Clients, scratch: Path)
         await asyncio.sleep(_QUIET_S)
         tally = clients.tally
         trials.append(Trial(part, tally.answered, tally.wrong, tally.failed, ready_s, tuple(sorted(tally.errors))))
-        progress(f"{part} {number + 1}: {_told(trials[-1])}")
+        progress(f"{server.name}: {part} {number + 1}: {_told(trials[-1])}")
         server.refresh()
+    await clients.close()
     return trials
-
-
-async def _serve_again(server: Server, scratch: Path) -> None:
-    """Start another server once the killed one has ended, in its place. Nobody tells it of the endpoints."""
-    while server.popen.poll() is None:  # noqa: ASYNC110  # a foreign process
-        await asyncio.sleep(_AGAIN_S)
-    server.replace_by(start_endpoints(scratch, None, ("--cpu-slots=8",), port=server.port))
 
 
 async def _all_ready(server: Server) -> None:
     """Wait until every process and every endpoint is ready. Raises TimeoutError, and ServerError if the server ends."""
-    parts = Parts(server, ROOT)
+    parts = Parts(server)
     async with asyncio.timeout(_READY_WITHIN_S):
         while not (all_ready(await parts.rows()) and await _endpoints_answer(server)):
             if parts.ended:
@@ -243,10 +250,7 @@ async def _all_ready(server: Server) -> None:
 
 async def _endpoints_answer(server: Server) -> bool:
     """Whether each endpoint has all its workers, by `dynamo endpoint list`."""
-    listed = await server.dynamo("endpoint", "list", "--json")
-    if listed is None:
-        return False
-    statuses = {each["spec"]["name"]: each["status"] for each in msgspec.json.decode(listed)}
+    statuses = await server.endpoints()
     return set(statuses) == {*GENERATE, EMBED} and all(
         status["state"] == "ready" and status.get("ready", 0) == 2 for status in statuses.values()
     )
@@ -265,11 +269,15 @@ def _told(trial: Trial) -> str:
     return f"{trial.answered} answered, {trial.wrong} wrong, {trial.failed} failed, {ready}"
 
 
-def _figures(trials: Sequence[Trial]) -> Figures:
-    return {"trials": [msgspec.to_builtins(trial) for trial in trials]}
+def _figures(found: Mapping[str, Sequence[Trial]]) -> Figures:
+    return {"trials" if name == OURS else name: [asdict(trial) for trial in found[name]] for name in found}
 
 
-def _show(trials: Sequence[Trial]) -> None:
+def _by_part(trials: Sequence[Trial]) -> dict[str, list[Figures]]:
+    return {part: [asdict(trial) for trial in trials if trial.part == part] for part in _PARTS}
+
+
+def _show(name: str, trials: Sequence[Trial]) -> None:
     rows = [
         [
             trial.part + (" (cuts connections)" if trial.part in _CUTS_CONNECTIONS else ""),
@@ -280,4 +288,4 @@ def _show(trials: Sequence[Trial]) -> None:
         ]
         for trial in trials
     ]
-    table("Each process killed", ["killed", "answered", "wrong", "failed", "all ready after, s"], rows)
+    table(f"Each process killed, {name}", ["killed", "answered", "wrong", "failed", "all ready after, s"], rows)

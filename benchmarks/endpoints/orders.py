@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.report import Figures, progress, save, table
-from benchmarks.harness.servers import NAMESPACE, Server, ServerError, running, start_endpoints
+from benchmarks.harness.servers import NAMESPACE, Server, ServerError, running, serve_again, start_endpoints
 from dynamo_local.control.client import ControlClient
 from dynamo_local.control.errors import status_of
 from dynamo_local.control.operations import (
@@ -129,7 +129,8 @@ class Orders:
             raise ServerError(f"an order that was broken off is half done: {found}")
         self.expected = found
         # An empty list: without one, `dynamo serve` wants something to serve where nothing is ordered.
-        self.server.replace_by(start_endpoints(self.scratch, [], (f"--cpu-slots={_SLOTS}",), port=self.server.port))
+        file = str(self.server.log.with_name("endpoints.yaml"))
+        await serve_again(self.server, ("-f", file, f"--cpu-slots={_SLOTS}"))
         await self.reachable()
         self.counts["server killed"] += 1
         progress(f"server killed and started again, with {', '.join(found) or 'no endpoint'}")

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.endpoints.mockers import all_ready, mocker
-from benchmarks.harness.load import client_of, generator_of
+from benchmarks.harness.generated import client_of, generator_of
 from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.servers import NAMESPACE, Server, running, start_endpoints
 from benchmarks.harness.spread import median, quantile

@@ -8,7 +8,6 @@ turns.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import tempfile
 import time
@@ -20,6 +19,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.endpoints import long_parked
+from benchmarks.endpoints.mockers import until
 from benchmarks.harness.load import client_of
 from benchmarks.harness.models import LARGE, RANDOM, model_folder
 from benchmarks.harness.report import Figures, progress, table
@@ -32,8 +32,6 @@ MODELS = (RANDOM, LARGE)
 ASLEEP, PARKED = "asleep", "parked"
 _TOKENS = 8
 _PROMPT = "the river and the stone"
-_STATE_WITHIN_S = 120.0
-_LOOK_EVERY_S = 0.2
 
 
 class Woken(msgspec.Struct, frozen=True):
@@ -101,7 +99,7 @@ async def _served(model: str, args: Mapping[str, Any]) -> AsyncIterator[Server]:
         server = start_endpoints(Path(scratch), [spec])
         async with running(server):
             await server.ready()
-            await _until(server, ASLEEP, "ready")
+            await until(server, ASLEEP, "ready")
             server.model = NAME
             # What only the first start does.
             await _ask(server)
@@ -112,8 +110,8 @@ async def _wake(server: Server, model: str, state: str) -> Woken:
     if state == PARKED:
         await _park(server)
     else:
-        await _command(server, "scale", f"{NAME}=0")
-        await _until(server, ASLEEP)
+        await server.dynamo("scale", f"{NAME}=0")
+        await until(server, ASLEEP)
     first = await _ask(server)
     return Woken("ours", state, model, first, await _ask(server))
 
@@ -133,36 +131,17 @@ async def _stay(server: Server, model: str, parked_s: float) -> long_parked.Park
 
 
 async def _park(server: Server) -> None:
-    await _command(server, "endpoint", "park", NAME)
-    await _until(server, PARKED)
+    await server.dynamo("endpoint", "park", NAME)
+    await until(server, PARKED)
 
 
 async def _ask(server: Server) -> float:
     """Seconds from sending a request to its first token."""
     async with client_of(server, temperature=0) as client:
         answer = await client.complete(_PROMPT, _TOKENS)
-    if answer.error or not answer.chunks_s or answer.sent_s is None:
+    if answer.failure or not answer.chunks_s or answer.sent_s is None:
         raise ServerError(f"{server.name} did not answer: {answer.failure}")
     return answer.chunks_s[0] - answer.sent_s
-
-
-async def _command(server: Server, *arguments: str) -> None:
-    if await server.dynamo(*arguments, "--json") is None:
-        raise ServerError(f"dynamo {' '.join(arguments)} failed:\n{server.last_lines()}")
-
-
-async def _until(server: Server, *states: str) -> None:
-    """Wait until the endpoint is in one of the states. Raises ServerError."""
-    deadline = time.monotonic() + _STATE_WITHIN_S
-    while (state := await _state(server)) not in states:
-        if server.popen.poll() is not None or time.monotonic() > deadline:
-            raise ServerError(f"the endpoint is {state}, not {' or '.join(states)}:\n{server.last_lines()}")
-        await asyncio.sleep(_LOOK_EVERY_S)
-
-
-async def _state(server: Server) -> str:
-    listed = await server.dynamo("endpoint", "list", "--json")
-    return "" if listed is None else "".join(each["status"]["state"] for each in msgspec.json.decode(listed))
 
 
 def _show(woken: Sequence[Woken], parked: Sequence[long_parked.Parked]) -> None:

@@ -24,13 +24,12 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.endpoints.mockers import mocker
+from benchmarks.endpoints.mockers import mocker, until
 from benchmarks.faults.parts import Parts
+from benchmarks.harness.client import Completion
+from benchmarks.harness.load import client_of
 from benchmarks.harness.report import Figures, progress, save, table
-from benchmarks.harness.servers import ROOT, SMALL_ENGINE, Server, ServerError, running, start_endpoints
-from dynamo_local.load.client import Client
-from dynamo_local.load.http.endpoint import Asking
-from dynamo_local.load.results.records import Completion
+from benchmarks.harness.servers import SMALL_ENGINE, Server, ServerError, running, serve_again, start_endpoints
 
 SUMMARY = (
     "every process of a server killed while an endpoint parks, is parked, sleeps or wakes: is it right after that?"
@@ -117,8 +116,8 @@ async def killing(kills: Sequence[tuple[str, str]], *, is_mocker: bool) -> Async
         server = start_endpoints(Path(scratch), [spec], _OPTIONS)
         async with running(server):
             await server.ready()
-            await _until(server, "asleep", "ready")
-            scene = _Scene(server, Path(scratch), (await _complete(server)).token_ids)
+            await until(server, "asleep", "ready")
+            scene = _Scene(server, (await _complete(server)).token_ids)
             for moment, part in kills:
                 yield await scene.kill(moment, part)
 
@@ -128,7 +127,6 @@ class _Scene:
     """`right`: the answer's tokens."""
 
     server: Server
-    scratch: Path
     right: list[int]
 
     async def kill(self, moment: str, part: str) -> Killed:
@@ -160,37 +158,39 @@ class _Scene:
             raise ServerError(f"{NAME} does not answer before a kill:\n{self.server.last_lines()}")
         if moment in ("asleep", "waking"):
             await self._order("scale", f"{NAME}=0")
-            await _until(self.server, "asleep")
+            await until(self.server, "asleep")
         else:
             await self._order("endpoint", "park", NAME)
         if moment == "parked":
-            await _until(self.server, "parked")
+            await until(self.server, "parked")
 
     async def _prepared(self) -> None:
         """Wait until a process holds the model's weights."""
         deadline = time.monotonic() + _PREPARED_WITHIN_S
-        while "prepared" not in Parts(self.server, ROOT).processes() and time.monotonic() < deadline:  # noqa: ASYNC110
+        while "prepared" not in Parts(self.server).processes() and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _order(self, *arguments: str) -> None:
         """Retried, as a command is by its user: the server may be about to notice the last kill."""
         deadline = time.monotonic() + _WITHIN_S
-        while await self.server.dynamo(*arguments, "--json") is None:
-            if time.monotonic() > deadline:
-                raise ServerError(f"dynamo {' '.join(arguments)} fails:\n{self.server.last_lines()}")
+        while True:
+            try:
+                await self.server.dynamo(*arguments)
+                return
+            except ServerError:
+                if time.monotonic() > deadline:
+                    raise
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def _kill(self, part: str) -> bool:
-        found = Parts(self.server, ROOT).processes().get(part, ())
+        found = Parts(self.server).processes().get(part, ())
         for process in found[:1]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
         return bool(found)
 
     async def _serve_again(self) -> None:
-        while self.server.popen.poll() is None:  # noqa: ASYNC110  # a foreign process
-            await asyncio.sleep(_LOOK_EVERY_S)
-        self.server.replace_by(start_endpoints(self.scratch, None, _OPTIONS, port=self.server.port))
+        await serve_again(self.server, _OPTIONS)
         await self.server.ready()
 
     async def _ask(self) -> list[int] | None:
@@ -207,34 +207,18 @@ class _Scene:
     async def _what_is_wrong(self) -> str:
         """What is wrong once the answer is there; empty if nothing is."""
         with contextlib.suppress(ServerError):
-            await _until(self.server, "ready")
-        if self.server.popen.poll() is not None:
+            await until(self.server, "ready")
+        if self.server.ended:
             return "the server has ended"
-        status = await _status(self.server)
+        status = (await self.server.endpoints()).get(NAME, {})
         if status.get("state") != "ready" or status.get("ready") != 1:
             return f"it is {status.get('state')} with {status.get('ready', 0)} workers: {status.get('reason')}"
         return "" if await self._ask() == self.right else "the next answer is wrong"
 
 
 async def _complete(server: Server) -> Completion:
-    asking = Asking(NAME, is_chat=False, ignore_eos=True, extra={"return_token_ids": True})
-    async with Client(server.endpoint, asking) as client:
+    async with client_of(server, NAME, return_token_ids=True) as client:
         return await client.complete(_PROMPT, _TOKENS)
-
-
-async def _status(server: Server) -> dict[str, Any]:
-    listed = await server.dynamo("endpoint", "list", "--json")
-    found = [] if listed is None else msgspec.json.decode(listed)
-    return found[0]["status"] if found else {}
-
-
-async def _until(server: Server, *states: str) -> None:
-    """Wait until the endpoint is in one of the states. Raises ServerError."""
-    deadline = time.monotonic() + _WITHIN_S
-    while (state := (await _status(server)).get("state")) not in states:
-        if server.popen.poll() is not None or time.monotonic() > deadline:
-            raise ServerError(f"the endpoint is {state}, not {' or '.join(states)}:\n{server.last_lines()}")
-        await asyncio.sleep(_LOOK_EVERY_S)
 
 
 def _told(killed: Killed) -> str:

@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.harness.client import Completion, ServerError
 from benchmarks.harness.load import client_of, prompt
-from benchmarks.harness.servers import Server, ServerError
-from dynamo_local.load.results.records import Completion
+from benchmarks.harness.servers import Server
 
 TOKENS = 160
 """Of each answer."""
@@ -81,7 +81,7 @@ class Clients:
         now = time.monotonic()
         requests = [each for of_one in self._asked for each in of_one if not _before(each.answer.ended_s, begin)]
         under_way = [each for each in requests if _before(each.answer.sent_s, begin)]
-        failed = [each for each in requests if each.answer.error]
+        failed = [each for each in requests if each.answer.failure]
         return Seen(
             under_way=len(under_way),
             lost=sum(each in under_way for each in failed),
@@ -94,11 +94,6 @@ class Clients:
             errors=tuple(sorted({each.answer.failure for each in failed})),
         )
 
-    def forget(self) -> None:
-        """Let go of what has ended."""
-        for of_one in self._asked:
-            of_one[:-2] = []
-
     async def _ask_on_and_on(self, number: int) -> None:
         draw = random.Random(number)
         prompts = list(self._answers)
@@ -106,7 +101,7 @@ class Clients:
             asked = Asked(draw.choice(prompts))
             self._asked[number].append(asked)
             await ask(self._server, asked)
-            if asked.answer.error:
+            if asked.answer.failure:
                 await asyncio.sleep(_AGAIN_S)
 
 

@@ -1,28 +1,27 @@
-"""A running server from outside: its processes by what they are, its statefile, and what `dynamo ps` says of it."""
+"""A running server from outside: its processes by what they are, and what `dynamo ps` says of them."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.accounting import Process, descendants
+from benchmarks.harness.accounting import Process, command, descendants
+from benchmarks.harness.client import ServerError
 from benchmarks.harness.servers import Server
-from dynamo_local.process.forkserver.protocol import SPARE_MODULE
 
 Row = dict[str, Any]
 """Of `dynamo ps --json`."""
 
 WORKER_ROLES = ("aggregated", "decode", "prefill")
-_LAUNCHER = "dynamo_local.process.forkserver.launcher"
-_PREPARED = "dynamo_local.process.forkserver.prepared.process"
-_STAND_IN = "dynamo_local.supervisor.circus.adopted"
-"""For circusd, of a process that another one has started."""
+_LAUNCHER = ".launcher "
 _WORKER = "--service VllmWorker"
+_NAMED: Mapping[str, str | None] = {".prepared.process": "prepared", ".spare": "spare", ".adopted": None}
+"""Parts that share a role with others, by what their command lines hold; None: a stand-in of circusd for a process that
+another one has started."""
 _PS_WITHIN_S = 30.0
 
 _PARTS = {
@@ -41,16 +40,15 @@ _PARTS = {
 
 
 class Parts:
-    """The processes of one server. `project`: the checkout whose `dynamo` is asked."""
+    """The processes of one server."""
 
-    def __init__(self, server: Server, project: Path) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
-        self._project = project
 
     @property
     def ended(self) -> bool:
         """Whether the server has, by itself."""
-        return self._server.popen.poll() is not None
+        return self._server.ended
 
     def processes(self) -> dict[str, list[Process]]:
         """By part; of launchers, those of workers."""
@@ -79,10 +77,10 @@ class Parts:
 
     async def rows(self) -> list[Row] | None:
         """What `dynamo ps` says; None if it fails."""
-        output = await self._server.dynamo("ps", "--json", project=self._project, within_s=_PS_WITHIN_S)
-        if output is None:
+        try:
+            rows: list[Row] = await self._server.dynamo("ps", within_s=_PS_WITHIN_S)
+        except ServerError:
             return None
-        rows: list[Row] = json.loads(output)
         return rows
 
 
@@ -98,20 +96,10 @@ def running(rows: Sequence[Row] | None) -> list[int]:
 
 
 def _part_of(process: Process) -> str | None:
-    command = _command(process.pid)
-    if _STAND_IN in command:
-        return None
-    if _LAUNCHER in command:
-        return "launcher" if _WORKER in command else None
-    if _PREPARED in command:
-        return "prepared"
-    if SPARE_MODULE in command:
-        return "spare"
+    line = command(process.pid)
+    if _LAUNCHER in line:
+        return "launcher" if _WORKER in line else None
+    for module, part in _NAMED.items():
+        if module in line:
+            return part
     return _PARTS.get(process.role)
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""

@@ -26,9 +26,9 @@ _HEADERS = (
 )
 
 
-def show(trials: Trials) -> None:
+def show(side: str, trials: Trials) -> None:
     """Print it."""
-    table("Faults", _HEADERS, [_row(name, trials[name]) for name in FAULTS if trials.get(name)])
+    table(f"Faults, {side}", _HEADERS, [_row(name, trials[name]) for name in FAULTS if trials.get(name)])
     for name, found in trials.items():
         for error in sorted({error for trial in found for error in trial["errors"]}):
             print(f"{name}: {error}")

@@ -18,7 +18,6 @@ from benchmarks.faults.kinds import Fault
 from benchmarks.faults.parts import Parts, all_ready, running
 from benchmarks.harness.accounting import Process, is_alive
 from benchmarks.harness.servers import NAMESPACE, Server, ServerError
-from state.paths import StatePaths
 
 READY_WITHIN_S = 120.0
 _QUIET_S = 2.0
@@ -102,7 +101,7 @@ def _hit(fault: Fault, number: int, parts: Parts) -> Process | None:
 
 def _damage(server: Server, keeps: int) -> None:
     assert server.state_root is not None
-    statefile = StatePaths(server.state_root, NAMESPACE).statefile
+    statefile = server.state_root / f"{NAMESPACE}.json"
     if keeps < 0:
         statefile.unlink()
     elif keeps == 0:

@@ -20,12 +20,12 @@ from pathlib import Path
 
 from benchmarks.harness.accounting import usage
 from benchmarks.harness.calm import CALM_CORES, Patience
+from benchmarks.harness.client import Completion
 from benchmarks.harness.load import client_of, prompt
 from benchmarks.harness.models import HEAVY, MODELS, model_folder
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import Server, running, spread_over_cores, start_ours, start_vllm
 from benchmarks.harness.spread import Interval, bootstrap, median
-from dynamo_local.load.results.records import Completion
 
 SUMMARY = "what is added to the time to first token of a busy engine, with chance taken out"
 ENGINE_CORE = 0
@@ -169,7 +169,7 @@ async def _probe(server: Server, others: Sequence[Completion], probes: int, draw
             step_s = _step_s(others, time.monotonic() - 5.0)
             await _until_phase(others, step_s, next(phase))
             answer = await client.complete(prompt(draw, 1), 1)
-            if answer.ttft_s is None or answer.error:
+            if answer.ttft_s is None or answer.failure:
                 raise ValueError(f"{server.name} failed a request: {answer.failure}")
             ttfts.append(answer.ttft_s)
     return ttfts

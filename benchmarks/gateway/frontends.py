@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import json
 import os
 import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from benchmarks.harness.accounting import add, is_alive
-from benchmarks.harness.load import Load, Shape, closed_loop
+from benchmarks.harness.client import Completion
+from benchmarks.harness.load import Load, Shape, client_of, closed_loop
 from benchmarks.harness.models import RANDOM, model_folder
 from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.servers import Server, ServerError, running, start_ours
@@ -34,7 +31,7 @@ _STREAMS = 48
 _SHAPE = Shape(min_tokens=32, max_tokens=96)
 _KILL_STREAMS, _KILL_TOKENS = 24, 150
 _BACK_WITHIN_S = 60.0
-_ANSWER_WITHIN_S = 60.0
+_LOOK_S = 0.01
 
 _MOCKER: Mapping[str, Any] = {
     "VllmWorker.engine": "mocker",
@@ -115,93 +112,59 @@ def _cost(frontends: int, loads: Sequence[Load]) -> Figures:
 
 async def _kill(server: Server, number: int) -> Kill:
     """Kill the frontend that has most of the streams under way."""
-    async with _client(server) as client:
-        streams = [_Stream(client, server.model, f"kill {number} stream {index}") for index in range(_KILL_STREAMS)]
-        tasks = [asyncio.create_task(stream.run()) for stream in streams]
-        await asyncio.gather(*(stream.began.wait() for stream in streams))
-        owners = {row["request"]: row["frontend"] for row in (await _asked(server, "requests"))["requests"]}
-        of_stream = [owners.get(stream.id, "") for stream in streams]
-        victim = Counter(of_stream).most_common(1)[0][0]
-        kill = Kill(had=of_stream.count(victim))
-        pid = {row["watcher"]: row["pid"] for row in await _asked(server, "ps")}[victim]
-        killed_at = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-        for _ in range(10):
-            began = time.monotonic()
-            await server.get("/v1/models")
-            kill.next_s.append(time.monotonic() - (began if kill.next_s else killed_at))
-        kill.first_s = kill.next_s.pop(0)
-        # Before answers are compared: that takes longer the more of them have survived.
-        await _until_frontends(server, 2, without=pid)
-        kill.back_s = time.monotonic() - killed_at
-        await asyncio.gather(*tasks)
-        for stream, owner in zip(streams, of_stream, strict=True):
-            kill.lost += not stream.ended
-            kill.lost_of_others += not stream.ended and owner != victim
-            kill.wrong += stream.ended and stream.text != await stream.again()
+    asked = [_Asked(f"kill {number} stream {index}") for index in range(_KILL_STREAMS)]
+    tasks = [asyncio.create_task(each.ask(server)) for each in asked]
+    while not all(each.answer.chunks_s or each.answer.failure for each in asked):  # noqa: ASYNC110  # nothing tells
+        await asyncio.sleep(_LOOK_S)
+    owners = {row["request"]: row["frontend"] for row in (await server.dynamo("requests"))["requests"]}
+    of_stream = [owners.get(each.answer.request_id, "") for each in asked]
+    victim = Counter(of_stream).most_common(1)[0][0]
+    kill = Kill(had=of_stream.count(victim))
+    pid = {row["watcher"]: row["pid"] for row in await server.dynamo("ps")}[victim]
+    killed_at = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    for _ in range(10):
+        began = time.monotonic()
+        await server.get("/v1/models")
+        kill.next_s.append(time.monotonic() - (began if kill.next_s else killed_at))
+    kill.first_s = kill.next_s.pop(0)
+    # Before answers are compared: that takes longer the more of them have survived.
+    await _until_frontends(server, 2, without=pid)
+    kill.back_s = time.monotonic() - killed_at
+    await asyncio.gather(*tasks)
+    for each, owner in zip(asked, of_stream, strict=True):
+        lost = bool(each.answer.failure)
+        kill.lost += lost
+        kill.lost_of_others += lost and owner != victim
+        # The mocker's tokens depend on the context alone.
+        kill.wrong += not lost and each.answer.token_ids != (await _Asked(each.prompt).ask(server)).token_ids
     progress(f"kill {number + 1}: {vars(kill)}")
     return kill
 
 
-@contextlib.asynccontextmanager
-async def _client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
-    """Each stream has a connection of its own, so that both frontends have some."""
-    limits = httpx.Limits(max_keepalive_connections=0)
-    base = f"http://{server.host}:{server.port}"
-    async with httpx.AsyncClient(base_url=base, limits=limits, timeout=_ANSWER_WITHIN_S, trust_env=False) as client:
-        yield client
+@dataclass
+class _Asked:
+    """A request, on a connection of its own, so that both frontends have some."""
 
+    prompt: str
+    answer: Completion = field(default_factory=Completion)
 
-class _Stream:
-    """One request whose answer is a stream."""
-
-    def __init__(self, client: httpx.AsyncClient, model: str, prompt: str) -> None:
-        self._client = client
-        self._body = {"model": model, "prompt": prompt, "max_tokens": _KILL_TOKENS, "ignore_eos": True}
-        self.began = asyncio.Event()
-        self.id, self.text, self.ended = "", "", False
-
-    async def run(self) -> None:
-        """Read it to its end, or until the connection ends."""
-        try:
-            async with self._client.stream("POST", "/v1/completions", json={**self._body, "stream": True}) as answer:
-                async for line in answer.aiter_lines():
-                    self._take(line.removeprefix("data: "))
-        except httpx.HTTPError:
-            self.began.set()
-
-    async def again(self) -> str:
-        """The answer to the same request, undisturbed: the mocker's tokens depend on the context alone."""
-        answer = await self._client.post("/v1/completions", json=self._body)
-        return str(answer.raise_for_status().json()["choices"][0]["text"])
-
-    def _take(self, data: str) -> None:
-        if data == "[DONE]":
-            self.ended = True
-        elif data:
-            event = json.loads(data)
-            self.id, self.text = event["id"], self.text + event["choices"][0]["text"]
-            self.began.set()
+    async def ask(self, server: Server) -> Completion:
+        async with client_of(server, return_token_ids=True) as client:
+            return await client.complete(self.prompt, _KILL_TOKENS, self.answer)
 
 
 async def _until_frontends(server: Server, number: int, without: int | None = None) -> None:
     """Wait until that many are ready, none of them the process `without`."""
     deadline = time.monotonic() + _BACK_WITHIN_S
     while time.monotonic() < deadline:
-        rows = await _asked(server, "ps")
+        rows = await server.dynamo("ps")
         ready = [row["pid"] for row in rows if row["role"] == "frontend" and row["state"] == "ready"]
         if len(ready) == number and without not in ready:
             server.refresh()
             assert all(is_alive(process) for process in server.of_role("frontend"))
             return
     raise ServerError(f"there are no {number} frontends after {_BACK_WITHIN_S:g} s")
-
-
-async def _asked(server: Server, *command: str) -> Any:
-    output = await server.dynamo(*command, "--json")
-    if output is None:
-        raise ServerError(f"`dynamo {' '.join(command)}` fails")
-    return json.loads(output)
 
 
 def _show(costs: Sequence[Figures], kills: Sequence[Kill]) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.gateway.attacks import ATTACKS
+from benchmarks.harness.client import HOST
 from benchmarks.harness.load import client_of
 from benchmarks.harness.models import MODELS, RANDOM, model_folder
 from benchmarks.harness.report import Figures, milliseconds, progress, table
@@ -99,9 +100,9 @@ async def _bystander(server: Server, seconds: float, failed: Counter[str]) -> li
         while time.monotonic() < until:
             sent_at = time.monotonic()
             answer = await client.complete(f"hello {sent_at}", _TOKENS)
-            if answer.error:
+            if answer.failure:
                 failed[answer.failure] += 1
-            first_s = None if answer.error else answer.ttft_s
+            first_s = None if answer.failure else answer.ttft_s
             found.append(time.monotonic() - sent_at if first_s is None else first_s)
             await asyncio.sleep(_PAUSE_S)
     return found
@@ -109,7 +110,7 @@ async def _bystander(server: Server, seconds: float, failed: Counter[str]) -> li
 
 @asynccontextmanager
 async def _under(attack: str, server: Server, answers: Answers) -> AsyncIterator[None]:
-    argv = [sys.executable, "-m", "benchmarks.gateway.attacks", attack, server.host, str(server.port), server.model]
+    argv = [sys.executable, "-m", "benchmarks.gateway.attacks", attack, HOST, str(server.port), server.model]
     process = await asyncio.create_subprocess_exec(*argv, cwd=ROOT, stdin=PIPE, stdout=PIPE)
     assert process.stdin is not None
     assert process.stdout is not None

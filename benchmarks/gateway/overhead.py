@@ -1,4 +1,5 @@
-"""What serving through this project costs, against vLLM's own server: throughput, time to first token, CPU.
+"""What serving through this project costs, against vLLM's own server, or another revision: throughput, time to first
+token, CPU.
 
 Both servers are loaded; they take turns of a few seconds with the same requests, so that only one engine decodes at
 a time and both see the same noise. Their engines are bound to one and the same core, all other processes and the
@@ -17,11 +18,14 @@ from pathlib import Path
 from benchmarks.harness.accounting import CLIENT, add
 from benchmarks.harness.calm import CALM_CORES, Patience
 from benchmarks.harness.load import Load, Shape, closed_loop, pooled_gaps
-from benchmarks.harness.models import HEAVY, MODELS, RANDOM, model_folder
+from benchmarks.harness.models import HEAVY, MODELS, RANDOM, SMOLLM2, model_folder
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import (
+    BESIDE,
     Server,
+    add_beside,
     add_override,
+    in_turn,
     parse_overrides,
     running,
     spread_over_cores,
@@ -29,7 +33,6 @@ from benchmarks.harness.servers import (
     start_vllm,
 )
 from benchmarks.harness.spread import Interval, bootstrap, median, quantile
-from dynamo_local.model.named.names import SMOLLM2
 
 SUMMARY = "throughput, time to first token and CPU per token, against vLLM's own server"
 ENGINE_CORE = 0
@@ -45,19 +48,10 @@ _SETTLE_S = 2.0
 """vLLM's own server computes for a second when it has nothing to do any more: it looks whether something comes."""
 
 
-_HEADERS = (
-    "streams",
-    "tokens/s vLLM",
-    "ours",
-    "ratio [95 %]",
-    "TTFT ms vLLM",
-    "ours",
-    "added ms [95 %]",
-    "step / p99 gap ms vLLM",
-    "ours",
-    "foreign cores",
-    "failed vLLM/ours",
-)
+def _headers(other: str) -> list[str]:
+    compared = (("tokens/s", "ratio [95 %]"), ("TTFT ms", "added ms [95 %]"))
+    rates = [header for what, difference in compared for header in (f"{what} {other}", "ours", difference)]
+    return ["streams", *rates, f"step / p99 gap ms {other}", "ours", "foreign cores", f"failed {other}/ours"]
 
 
 def _turn_s(model: str, streams: int) -> float:
@@ -69,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", choices=MODELS, default=RANDOM)
     parser.add_argument("--rounds", type=int, help="turns of each side at each number of streams")
     parser.add_argument("--seconds", type=float, help="length of a turn")
+    add_beside(parser)
     add_override(parser)
     parser.add_argument("--streams", type=int, nargs="+", default=list(_STREAMS))
 
@@ -77,8 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class Pair:
     """A pair of neighbouring turns with the same requests."""
 
-    ours: Load
     theirs: Load
+    ours: Load
 
     @property
     def throughput_ratio(self) -> float:
@@ -102,8 +97,12 @@ async def run(arguments: argparse.Namespace) -> Figures:
     rounds = arguments.rounds or (2 if arguments.quick else _ROUNDS[arguments.model])
     folder = str(model_folder(arguments.model))
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        theirs = start_vllm(Path(scratch), folder, ENGINE_CORE)
-        ours = start_ours(Path(scratch), folder, "agg", parse_overrides(arguments.override))
+        overrides = parse_overrides(arguments.override)
+        ours = start_ours(Path(scratch, "ours"), folder, "agg", overrides)
+        if arguments.beside:
+            theirs = start_ours(Path(scratch, BESIDE), folder, "agg", overrides, checkout=arguments.beside)
+        else:
+            theirs = start_vllm(Path(scratch), folder, ENGINE_CORE)
         async with running(theirs, ours):
             progress("waiting for both servers")
             await asyncio.gather(theirs.ready(), ours.ready())
@@ -111,7 +110,7 @@ async def run(arguments: argparse.Namespace) -> Figures:
             await _warm_up(theirs, ours)
             patience = Patience(0 if arguments.quick else _PATIENCE_S)
             pairs = {n: await _pairs(ours, theirs, n, rounds, patience, arguments) for n in arguments.streams}
-    return _report(arguments.model, pairs)
+    return _report(arguments.model, BESIDE if arguments.beside else "vLLM", pairs)
 
 
 async def _warm_up(*servers: Server) -> None:
@@ -130,40 +129,39 @@ async def _pairs(
     for number in range(rounds + (rounds + 1) // 2):
         if sum(pair.foreign_cores < CALM_CORES for pair in pairs) >= rounds:
             break
-        loads: dict[str, Load] = {}
+        loads: list[Load] = []
         await patience.wait((*ours.processes, *theirs.processes))
-        # ABBA: whatever drifts favours neither side.
-        for server in (ours, theirs) if number % 2 else (theirs, ours):
+        for server in in_turn((theirs, ours), number):
             seed = 1000 * streams + number
-            loads[server.name] = await closed_loop(server, streams=streams, seconds=seconds, seed=seed, shape=shape)
+            loads.append(await closed_loop(server, streams=streams, seconds=seconds, seed=seed, shape=shape))
             await asyncio.sleep(_SETTLE_S)
-        pair = Pair(loads[ours.name], loads[theirs.name])
+        pair = Pair(*in_turn(loads, number))
         pairs.append(pair)
-        progress(_told(streams, number, pair))
+        progress(_told(streams, number, theirs.name, pair))
     return sorted(pairs, key=lambda pair: pair.foreign_cores)[:rounds]
 
 
-def _told(streams: int, number: int, pair: Pair) -> str:
-    rates = f"{pair.theirs.tokens_per_s:.0f} tokens/s by vLLM, {pair.ours.tokens_per_s:.0f} by ours"
+def _told(streams: int, number: int, other: str, pair: Pair) -> str:
+    rates = f"{pair.theirs.tokens_per_s:.0f} tokens/s by {other}, {pair.ours.tokens_per_s:.0f} by ours"
     failed = len(pair.ours.failures) + len(pair.theirs.failures)
     return (
         f"{streams} streams, round {number + 1}: {rates}; others used {pair.foreign_cores:.2f} cores; {failed} failures"
     )
 
 
-def _report(model: str, pairs: dict[int, list[Pair]]) -> Figures:
+def _report(model: str, other: str, pairs: dict[int, list[Pair]]) -> Figures:
     usable = {streams: [pair for pair in turns if pair.is_usable] for streams, turns in pairs.items()}
-    results = {streams: _compare(turns) for streams, turns in usable.items() if turns}
+    results = {streams: _compare(other, turns) for streams, turns in usable.items() if turns}
     for streams in sorted(pairs.keys() - results.keys()):
         progress(f"{streams} streams: no round could be used; make the turns longer")
-    table(f"Model {model}", _HEADERS, [_row(streams, result) for streams, result in results.items()])
+    table(f"Model {model}", _headers(other), [_row(streams, result) for streams, result in results.items()])
     for streams in results:
-        _cpu_table(streams, results[streams]["cpu_us_per_token"])
+        _cpu_table(streams, other, results[streams]["cpu_us_per_token"])
     return {"model": model, "streams": {str(streams): result for streams, result in results.items()}}
 
 
-def _compare(pairs: Sequence[Pair]) -> Figures:
-    sides = {"vllm": [pair.theirs for pair in pairs], "ours": [pair.ours for pair in pairs]}
+def _compare(other: str, pairs: Sequence[Pair]) -> Figures:
+    sides = {other.lower(): [pair.theirs for pair in pairs], "ours": [pair.ours for pair in pairs]}
     ratio = bootstrap([pair.throughput_ratio for pair in pairs])
     added = bootstrap([pair.added_ttft_s for pair in pairs])
     return {
@@ -194,29 +192,24 @@ def _cpu_per_token(loads: Sequence[Load]) -> dict[str, float]:
 
 
 def _row(streams: int, result: Figures) -> list[str]:
-    rates, ttfts, failures = result["tokens_per_s"], result["ttft_s"], result["failures"]
+    rates, ttfts, failures = (result[key].values() for key in ("tokens_per_s", "ttft_s", "failures"))
     added = Interval(**{key: value * 1e3 for key, value in result["added_ttft_s"].items()})
-    gaps = [
-        f"{milliseconds(gap.get('step'))} / {milliseconds(gap.get('p99'))}"
-        for gap in (result["gap_s"]["vllm"], result["gap_s"]["ours"])
-    ]
+    gaps = [f"{milliseconds(gap.get('step'))} / {milliseconds(gap.get('p99'))}" for gap in result["gap_s"].values()]
     return [
         str(streams),
-        f"{rates['vllm']:.0f}",
-        f"{rates['ours']:.0f}",
+        *(f"{rate:.0f}" for rate in rates),
         Interval(**result["throughput_ratio"]).shown(3),
-        milliseconds(ttfts["vllm"]),
-        milliseconds(ttfts["ours"]),
+        *(milliseconds(ttft) for ttft in ttfts),
         added.shown(1),
         *gaps,
         f"{max(result['foreign_cores'].values()):.2f}",
-        f"{len(failures['vllm'])} / {len(failures['ours'])}",
+        " / ".join(str(len(each)) for each in failures),
     ]
 
 
-def _cpu_table(streams: int, costs: dict[str, dict[str, float]]) -> None:
-    roles = [role for role in {**costs["vllm"], **costs["ours"]} if role != CLIENT]
+def _cpu_table(streams: int, other: str, costs: dict[str, dict[str, float]]) -> None:
+    roles = [role for role in dict.fromkeys(role for side in costs.values() for role in side) if role != CLIENT]
     rows = [[role, *(f"{costs[side][role]:.0f}" if role in costs[side] else "" for side in costs)] for role in roles]
     totals = [f"{sum(cost for role, cost in costs[side].items() if role != CLIENT):.0f}" for side in costs]
     rows += [["all", *totals], ["(the client)", *(f"{costs[side].get(CLIENT, 0):.0f}" for side in costs)]]
-    table(f"CPU microseconds per token at {streams} streams", ("process", "vLLM", "ours"), rows)
+    table(f"CPU microseconds per token at {streams} streams", ("process", other, "ours"), rows)

@@ -9,11 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from state.machine.processes import descendants as pids_below
-
 _PROC = Path("/proc")
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_USER, _SYSTEM, _START = 11, 12, 19  # positions after the command's closing parenthesis in /proc/PID/stat
+_PARENT, _USER, _SYSTEM, _START = 1, 11, 12, 19  # positions after the command's closing parenthesis in /proc/PID/stat
 _IDLE, _IOWAIT, _STEAL, _ACCOUNTED = 3, 4, 7, 8  # columns of the first line of /proc/stat
 
 CLIENT = "client"
@@ -27,10 +25,10 @@ _ROLES = (
     ("--service Planner", "planner"),
     ("--service VllmWorker", "worker host"),
     ("--service PrefillWorker", "prefill host"),
-    ("dynamo_local.process.forkserver", "forkserver"),
+    (".forkserver", "forkserver"),
     ("nats-server", "nats"),
     ("circusd", "circusd"),
-    ("dynamo_local.cli.main serve", "dynamo serve"),
+    ("dynamo serve", "dynamo serve"),
     ("vllm.entrypoints.launchers.api_server.entry", "API server"),
 )
 """What a command line contains, and what its process is for. The first that matches counts."""
@@ -43,6 +41,7 @@ class Stat:
     cpu_s: float
     started_s: float
     """Since boot."""
+    parent: int
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def parse_stat(text: str) -> Stat:
     """A process's line. Its command may hold spaces and parentheses."""
     fields = text.rpartition(")")[2].split()
     ticks = int(fields[_USER]) + int(fields[_SYSTEM])
-    return Stat(ticks * _TICK_S, int(fields[_START]) * _TICK_S)
+    return Stat(ticks * _TICK_S, int(fields[_START]) * _TICK_S, int(fields[_PARENT]))
 
 
 def parse_machine(text: str) -> tuple[float, float]:
@@ -82,10 +81,12 @@ def read_stat(pid: int) -> Stat | None:
 
 def descendants(root: int) -> tuple[Process, ...]:
     """The process and all that descend from it, by pid."""
-    found = {pid: read_stat(pid) for pid in sorted(pids_below(root))}
-    return tuple(
-        Process(pid, stat.started_s, role_of(_command(pid))) for pid, stat in found.items() if stat is not None
-    )
+    pids = sorted(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
+    stats = {pid: stat for pid in pids if (stat := read_stat(pid)) is not None}
+    found = {root} & stats.keys()
+    while more := {pid for pid, stat in stats.items() if stat.parent in found} - found:
+        found |= more
+    return tuple(Process(pid, stats[pid].started_s, role_of(command(pid))) for pid in sorted(found))
 
 
 def is_alive(process: Process) -> bool:
@@ -114,6 +115,11 @@ class Usage:
         return max(0.0, self.busy_s - sum(self.roles.values()) + self.stolen_s) / self.at if self.at else 0.0
 
 
+def cpu_s(root: int) -> float:
+    """CPU seconds that a process and its descendants have used. Other work on the machine hardly changes them."""
+    return sum(stat.cpu_s for process in descendants(root) if (stat := read_stat(process.pid)) is not None)
+
+
 def usage(processes: Iterable[Process]) -> Usage:
     """What the processes, and this one as the client, have used so far."""
     roles: defaultdict[str, float] = defaultdict(float, {CLIENT: time.process_time()})
@@ -136,7 +142,8 @@ def add(usages: Iterable[Usage]) -> Usage:
     return Usage(dict(roles), busy_s, stolen_s, duration_s)
 
 
-def _command(pid: int) -> str:
+def command(pid: int) -> str:
+    """The command line of a process; empty if it is gone."""
     try:
         return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:

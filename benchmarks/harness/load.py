@@ -1,29 +1,22 @@
-"""The load on a server: a client for it, and streams in a closed loop, each of which asks again when it is answered."""
+"""The load on a server: streams in a closed loop, each of which asks again when it is answered."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from benchmarks.harness.accounting import Usage, usage
+from benchmarks.harness.client import Client, Completion
 from benchmarks.harness.servers import Server
-from dynamo_local.load.client import Client
-from dynamo_local.load.generator import Generator
-from dynamo_local.load.http.endpoint import Asking
-from dynamo_local.load.results.records import Record
-from dynamo_local.load.workload.lengths import Uniform
-from dynamo_local.load.workload.prompts import Alphabet, Prompts
-from dynamo_local.load.workload.workload import Lengthwise, Planned, endless
 
 LETTERS = range(32, 127)
 """Tokens of the tokenizer of `random` that are printable text: half a character would wait for its other half."""
 _WORDS = ("river", "stone", "cloud", "paper", "lamp", "winter", "garden", "silver", "horse", "letter", "bridge")
-_MAX_IN_FLIGHT = 1000
 
 
 @dataclass(frozen=True)
@@ -37,17 +30,16 @@ class Shape:
 
 @dataclass(frozen=True)
 class Load:
-    """What one turn brought. Times are seconds since its start. Rates and gaps count from `begin` to `end`, CPU for the
-    whole turn."""
+    """What one turn brought. Rates and gaps count from `begin` to `end` (`time.monotonic`), CPU for the whole turn."""
 
-    records: tuple[Record, ...]
+    records: tuple[Completion, ...]
     begin: float
     end: float
     used: Usage
 
     @property
     def failures(self) -> list[str]:
-        return [record.failure for record in self.records if record.error]
+        return [record.failure for record in self.records if record.failure]
 
     @property
     def tokens(self) -> int:
@@ -78,7 +70,7 @@ class Load:
     def steps_s(self) -> list[float]:
         """Mean time between two tokens, of each answer. (Events may arrive in bursts: gaps say less.)"""
         late = [record for record in self.records if record.chunks_s and record.chunks_s[0] >= self.begin]
-        return [record.itl_s for record in late if record.itl_s is not None and not record.error]
+        return [record.itl_s for record in late if record.itl_s is not None and not record.failure]
 
     @property
     def tokens_took_s(self) -> list[float]:
@@ -86,7 +78,7 @@ class Load:
         return [
             (record.chunks_s[-1] - record.sent_s) / record.tokens
             for record in self.records
-            if record.chunks_s and record.sent_s is not None and not record.error
+            if record.chunks_s and record.sent_s is not None and not record.failure
         ]
 
     @property
@@ -99,7 +91,7 @@ class Load:
             if self.begin <= later < self.end
         ]
 
-    def _tokens_within(self, record: Record) -> float:
+    def _tokens_within(self, record: Completion) -> float:
         """A server may put several tokens into one event: taken to be spread evenly."""
         if not record.chunks_s:
             return 0.0
@@ -108,16 +100,14 @@ class Load:
 
 RAMP_SHARE = 0.15
 """Share of a turn that is left out at its start."""
+_AGAIN_S = 0.1
+"""After a request that failed: a server that refuses at once is not to be stormed."""
 
 
-def client_of(server: Server, **fields: Any) -> Client:
-    """A client of the server's model, with connections of its own. `fields`: more fields of each request."""
-    return Client(server.endpoint, Asking(server.model, is_chat=False, ignore_eos=True, extra=fields))
-
-
-def generator_of(client: Client, seed: int) -> Generator:
-    """A load of random token ids that the seed draws."""
-    return Generator(client, Prompts(Alphabet(LETTERS, 0), seed), _MAX_IN_FLIGHT)
+def client_of(server: Server, model: str | None = None, **fields: Any) -> Client:
+    """A client of the server's model, or of a named one, with connections of its own. `fields`: more of each
+    request."""
+    return Client(server.port, model or server.model, **fields)
 
 
 async def closed_loop(server: Server, *, streams: int, seconds: float, seed: int, shape: Shape) -> Load:
@@ -125,24 +115,29 @@ async def closed_loop(server: Server, *, streams: int, seconds: float, seed: int
 
     The same seed asks the same of any server.
     """
-    words = Uniform(shape.prompt_words, shape.prompt_words)
-    requests = endless(Lengthwise(words, Uniform(shape.min_tokens, shape.max_tokens)), seed)
-    before = usage(server.processes)
-    async with client_of(server) as client:
-        generator = Generator(client, _Texts(seed), streams)
-        await generator.closed_loop(requests, streams, seconds)
+    records: list[Completion] = []
+    numbers = itertools.count()
+    before, begun = usage(server.processes), time.monotonic()
+    async with client_of(server) as client, asyncio.TaskGroup() as group:
+        for _ in range(streams):
+            group.create_task(_stream(client, _requests(numbers, seed, shape), begun + seconds, records))
     used = usage(server.processes).since(before)
-    return Load(tuple(generator.records), RAMP_SHARE * seconds, seconds, used)
+    return Load(tuple(records), begun + RAMP_SHARE * seconds, begun + seconds, used)
 
 
-class _Texts:
-    """Prompts of words. Text, so that servers have to make tokens of it."""
+async def _stream(client: Client, requests: Iterator[tuple[str, int]], until: float, records: list[Completion]) -> None:
+    while time.monotonic() < until:
+        records.append(completion := Completion())
+        await client.complete(*next(requests), completion)
+        if completion.failure:
+            await asyncio.sleep(_AGAIN_S)
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
 
-    def write(self, index: int, planned: Planned) -> bytes:
-        return msgspec.json.encode(prompt(random.Random(f"{self._seed}/{index}"), planned.input_tokens))
+def _requests(numbers: Iterator[int], seed: int, shape: Shape) -> Iterator[tuple[str, int]]:
+    """Prompts of words, so that servers have to make tokens of them, and numbers of tokens to answer."""
+    for number in numbers:
+        draw = random.Random(f"{seed}/{number}")
+        yield prompt(draw, shape.prompt_words), draw.randint(shape.min_tokens, shape.max_tokens)
 
 
 def prompt(draw: random.Random, words: int) -> str:

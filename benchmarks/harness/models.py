@@ -7,23 +7,24 @@ differ from those of `random`, and one of 0.4 billion parameters (bfloat16), who
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness.report import progress
-from dynamo_local.model.cache import written_whole
-from dynamo_local.model.named.names import SMOLLM2, named_model
-from dynamo_local.model.named.random_model import random_model
+from benchmarks.harness.client import ServerError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-RANDOM, HEAVY, OTHER, LARGE = "random", "heavy", "other", "large"
+RANDOM, SMOLLM2, HEAVY, OTHER, LARGE = "random", "smollm2", "heavy", "other", "large"
 MODELS = (RANDOM, HEAVY, SMOLLM2)
 
 _SEED = 7
@@ -56,13 +57,12 @@ _SIZES = {
 _FORMAT = 1
 
 
+@functools.cache
 def model_folder(name: str) -> Path:
-    """Folder of the model, made or fetched at the first call. Raises UsageError if it cannot be had."""
-    if name == SMOLLM2:
-        return named_model(name, progress).folder
-    ours = random_model()
-    if name == RANDOM:
-        return ours
+    """Folder of the model, made or fetched at the first call. Raises ServerError if it cannot be had."""
+    if name in (RANDOM, SMOLLM2):
+        return _named(name)
+    ours = model_folder(RANDOM)
     sizes = _SIZES[name]
     recipe = json.dumps([_FORMAT, _SEED, sizes, ours.name])
     folder = ours.parent / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
@@ -71,8 +71,20 @@ def model_folder(name: str) -> Path:
     return folder
 
 
+def _named(name: str) -> Path:
+    """Have `dynamo serve` make or fetch one of its own models, and say where."""
+    command = [str(Path(sys.executable).with_name("dynamo")), "serve", name, "--dry-run", "--json"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    if told.returncode != 0:
+        raise ServerError(f"there is no model {name}: {told.stderr.strip()}")
+    services = json.loads(told.stdout)["graph"]["services"]
+    return Path(next(each["config"]["model"] for each in services if "model" in each["config"]))
+
+
 def _make(folder: Path, ours: Path, sizes: dict[str, int]) -> None:
-    with written_whole(folder) as draft:
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        draft = Path(scratch, folder.name)
+        draft.mkdir()
         for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
             shutil.copy(ours / name, draft)
         config = json.loads((ours / "config.json").read_text()) | sizes
@@ -80,6 +92,7 @@ def _make(folder: Path, ours: Path, sizes: dict[str, int]) -> None:
             config |= {"dtype": "bfloat16"}
         (draft / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         _write_weights(draft / "model.safetensors", config)
+        draft.rename(folder)
 
 
 def _write_weights(path: Path, config: dict[str, Any]) -> None:

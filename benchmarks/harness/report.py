@@ -8,9 +8,11 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.harness.spread import ratio
 
 Figures = dict[str, Any]
 """What a benchmark found, as JSON has it."""
@@ -30,6 +32,21 @@ def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     for row in (headers, ["-" * width for width in widths], *rows):
         print("| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |")
     print(flush=True)
+
+
+def compare(
+    first: str,
+    columns: Mapping[str, str],
+    ours: Mapping[str, Sequence[Mapping[str, Any]]],
+    beside: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> None:
+    """Print the ratios of what was measured, ours to that of the revision beside: a row for each of ours, with its
+    figures pair by pair. `first`: header of the first column; `columns`: those of the others, by the figures' keys."""
+    rows = [
+        [name, *(ratio([each[key] for each in found], [each[key] for each in beside.get(name, ())]) for key in columns)]
+        for name, found in ours.items()
+    ]
+    table("Ours / beside [95 %]", (first, *columns.values()), rows)
 
 
 def milliseconds(seconds: float | None, digits: int = 1) -> str:

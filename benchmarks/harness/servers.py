@@ -1,4 +1,6 @@
-"""The two sides of every comparison: vLLM's own server, and this project's, as processes seen from outside."""
+"""The sides of every comparison, as processes seen from outside: vLLM's own server, and this project's, of this
+checkout or of another one. They are asked by command line and HTTP only, so that any revision can be measured beside
+this one."""
 
 from __future__ import annotations
 
@@ -12,24 +14,24 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.harness.accounting import Process, descendants, is_alive
-from dynamo_local.core.errors import DynamoError
-from dynamo_local.load.errors import ExchangeError
-from dynamo_local.load.http.endpoint import Endpoint, ask, find_model
-from dynamo_local.supervisor.upkeep.cpu_affinity import bind
-from state.devices.inventory import CPU_SLOTS_VARIABLE, driver_present, usable_cores
+from benchmarks.harness.client import HOST, ExchangeError, ask
+from benchmarks.harness.client import ServerError as ServerError  # for those that import it from here
 
 ROOT = Path(__file__).resolve().parents[2]
-HOST = "127.0.0.1"
 NAMESPACE = "bench"
+OURS, BESIDE = "ours", "beside"
+"""This checkout's server, and that of the one beside."""
 READY_WITHIN_S = 300.0
 END_WITHIN_S = 60.0
 _POLL_S = 0.05
+
+_Side = TypeVar("_Side")
 
 ENGINE: Mapping[str, Any] = {
     "block-size": 32,
@@ -50,10 +52,6 @@ SMALL_ENGINE: Mapping[str, Any] = {
 ENGINE_ENVIRONMENT: Mapping[str, str] = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 
 
-class ServerError(DynamoError):
-    """A server did not do what it was started for."""
-
-
 @dataclass
 class Server:
     """A server that is starting, or ready."""
@@ -66,7 +64,8 @@ class Server:
     """time.monotonic at its start."""
     state_root: Path | None = None
     """Where ours keeps its files."""
-    host: str = HOST
+    checkout: Path = ROOT
+    """Whose code serves."""
     model: str = ""
     processes: tuple[Process, ...] = field(default=())
 
@@ -74,16 +73,20 @@ class Server:
         """Wait until /health answers 200. Returns the seconds since the start."""
         deadline = time.monotonic() + READY_WITHIN_S
         while not await self._is_healthy():
-            if self.popen.poll() is not None:
+            if self.ended:
                 raise ServerError(f"{self.name} ended while it was starting:\n{self.last_lines()}")
             if time.monotonic() > deadline:
                 raise ServerError(f"{self.name} is not ready after {READY_WITHIN_S:g} s:\n{self.last_lines()}")
             await asyncio.sleep(_POLL_S)
         took_s = time.monotonic() - self.started_at
-        with contextlib.closing(self.endpoint.connections()) as connections:
-            self.model, _ = await find_model(connections, self.endpoint, None)
+        self.model = json.loads(await self.get("/v1/models"))["data"][0]["id"]
         self.refresh()
         return took_s
+
+    @property
+    def ended(self) -> bool:
+        """Whether the server has, by itself or by a fault."""
+        return self.popen.poll() is not None
 
     def refresh(self) -> None:
         """Look again which processes there are."""
@@ -98,12 +101,16 @@ class Server:
     async def stop(self) -> None:
         """End it the way its users do; what then is left of it is killed."""
         self.refresh()
-        if self.popen.poll() is None:
+        if not self.ended:
             self.popen.send_signal(signal.SIGINT)
-        deadline = time.monotonic() + END_WITHIN_S
-        while self.popen.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110  # a foreign process
-            await asyncio.sleep(_POLL_S)  # nothing tells the event loop of a process that ended
+        await self.wait(END_WITHIN_S)
         self.kill()
+
+    async def wait(self, within_s: float) -> None:
+        """Wait for its end, so long at most."""
+        deadline = time.monotonic() + within_s
+        while not self.ended and time.monotonic() < deadline:  # noqa: ASYNC110  # a foreign process
+            await asyncio.sleep(_POLL_S)  # nothing tells the event loop of a process that ended
 
     def kill(self) -> None:
         """Leave no process behind."""
@@ -113,40 +120,50 @@ class Server:
                     os.kill(process.pid, signal.SIGKILL)
         self.popen.wait()
 
-    @property
-    def endpoint(self) -> Endpoint:
-        return Endpoint(self.host, self.port, is_tls=False, path="")
-
-    async def dynamo(self, *arguments: str, project: Path = ROOT, within_s: float = END_WITHIN_S) -> bytes | None:
-        """Standard output of a `dynamo` command about this server, one of ours; None if the command fails.
-
-        `project`: the checkout whose `dynamo` it is.
-        """
-        environ = {**os.environ, "PYTHONPATH": str(project), "DYN_LOCAL_STATE_DIR": str(self.state_root)}
+    async def command(self, *arguments: str, within_s: float = END_WITHIN_S) -> str:
+        """What a `dynamo` command about this server, one of ours, prints. Raises ServerError if it fails."""
         asked = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "dynamo_local.cli.main", *arguments, f"--namespace={NAMESPACE}"),
+            *(_dynamo(self.checkout), *arguments, f"--namespace={NAMESPACE}"),
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            cwd=project,
-            env=environ,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=self.checkout,
+            env={**_environ(), "DYN_LOCAL_STATE_DIR": str(self.state_root)},
         )
         try:
             async with asyncio.timeout(within_s):
-                output, _ = await asked.communicate()
-        except TimeoutError:
+                output, errors = await asked.communicate()
+        except TimeoutError as error:
             asked.kill()
             await asked.wait()
-            return None
-        return output if asked.returncode == 0 else None
+            raise ServerError(f"dynamo {arguments[0]} takes longer than {within_s:g} s") from error
+        if asked.returncode != 0:
+            raise ServerError(f"dynamo {' '.join(arguments)}: {errors.decode().strip()}")
+        return output.decode()
 
-    def replace_by(self, successor: Server) -> None:
-        """Stand for another process from now on, which serves in the place of this one."""
-        self.popen, self.started_at, self.processes = successor.popen, successor.started_at, ()
+    async def dynamo(self, *arguments: str, within_s: float = END_WITHIN_S) -> Any:
+        """What that command says with --json. Raises ServerError if it fails."""
+        return json.loads(await self.command(*arguments, "--json", within_s=within_s))
+
+    async def events(self, kind: str) -> list[dict[str, Any]]:
+        """All events of this kind."""
+        lines = await self.command("events", "--kind", kind, "-n", "1000000", "--json")
+        return [json.loads(line) for line in lines.splitlines()]
+
+    async def endpoints(self) -> dict[str, Any]:
+        """The status of each endpoint; none while the server cannot be asked."""
+        try:
+            listed = await self.dynamo("endpoint", "list")
+        except ServerError:
+            return {}
+        return {each["spec"]["name"]: each["status"] for each in listed}
 
     async def get(self, path: str) -> bytes:
-        """The body of the answer, on a connection of its own. Raises ExchangeError if its status is not 200."""
-        with contextlib.closing(self.endpoint.connections()) as connections:
-            return await ask(connections, self.endpoint.request("GET", path))
+        """The body of the answer. Raises ExchangeError if its status is not 200."""
+        return await ask(self.port, "GET", path)
+
+    async def post(self, path: str, fields: Mapping[str, Any]) -> Any:
+        """The answer, as JSON. Raises ExchangeError if its status is not 200."""
+        return json.loads(await ask(self.port, "POST", path, fields))
 
     async def _is_healthy(self) -> bool:
         try:
@@ -180,7 +197,7 @@ def start_vllm(folder: Path, model: str, engine_core: int | None = None) -> Serv
     environ = {**ENGINE_ENVIRONMENT, "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
     if engine_core is not None:
         environ["VLLM_CPU_OMP_THREADS_BIND"] = str(engine_core)
-    return _start("vLLM", argv, environ, folder / "vllm.log", port)
+    return _start("vLLM", argv, environ, folder / "vllm.log", port, ROOT)
 
 
 def start_ours(
@@ -189,47 +206,80 @@ def start_ours(
     graph: str,
     overrides: Mapping[str, Any],
     options: Sequence[str] = (),
-    project: Path = ROOT,
+    checkout: Path = ROOT,
 ) -> Server:
-    """`dynamo serve` of one of the example graphs ("agg", "agg_router"). `options`: further ones of its own. `project`:
-    the checkout whose code serves."""
-    port = _free_port()
-    argv = [sys.executable, "-m", "dynamo_local.cli.main", "serve", f"examples.llm.graphs.{graph}:Frontend"]
-    argv += ["-f", f"examples/llm/configs/{graph}.yaml", "--model", model]
-    argv += [f"--port={port}", f"--namespace={NAMESPACE}", *options]
+    """`dynamo serve` of one of the example graphs ("agg", "agg_router"). `folder`: of its own, made if need be.
+    `options`: further ones of its own. `checkout`: whose code serves."""
     settings = {f"VllmWorker.{key}": value for key, value in engine_settings(model).items()} | dict(overrides)
+    argv = [f"examples.llm.graphs.{graph}:Frontend", "-f", f"examples/llm/configs/{graph}.yaml", "--model", model]
     argv += [f"--{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()]
-    return _start_ours(argv, folder, port, project)
+    return _start_ours(folder, [*argv, *options], checkout)
 
 
 def start_endpoints(
-    folder: Path, specs: Sequence[Mapping[str, Any]] | None, options: Sequence[str] = (), *, port: int | None = None
+    folder: Path, specs: Sequence[Mapping[str, Any]], options: Sequence[str] = (), checkout: Path = ROOT
 ) -> Server:
-    """`dynamo serve` of these endpoints; of those that are registered already if `specs` is None."""
-    port = _free_port() if port is None else port
-    argv = [sys.executable, "-m", "dynamo_local.cli.main", "serve", f"--port={port}", f"--namespace={NAMESPACE}"]
-    if specs is not None:
-        file = folder / "endpoints.yaml"
-        # JSON is YAML.
-        file.write_text(json.dumps({"endpoints": list(specs)}, indent=2))
-        argv += ["-f", str(file)]
-    return _start_ours([*argv, *options], folder, port)
+    """`dynamo serve` of these endpoints. The other parameters are those of `start_ours`."""
+    folder.mkdir(exist_ok=True)
+    file = folder / "endpoints.yaml"
+    # JSON is YAML.
+    file.write_text(json.dumps({"endpoints": list(specs)}, indent=2))
+    return _start_ours(folder, ["-f", str(file), *options], checkout)
 
 
-def _start_ours(argv: list[str], folder: Path, port: int, project: Path = ROOT) -> Server:
+async def serve_again(server: Server, options: Sequence[str] = ()) -> None:
+    """Start another server in the place of one that was killed, once that has ended, with the same endpoints."""
+    await server.wait(END_WITHIN_S)
+    successor = _start_ours(server.log.parent, options, server.checkout, server.port)
+    server.popen, server.started_at, server.processes = successor.popen, successor.started_at, ()
+
+
+def _start_ours(folder: Path, arguments: Sequence[str], checkout: Path, port: int | None = None) -> Server:
+    folder.mkdir(exist_ok=True)
+    port = port or _free_port()
+    argv = [_dynamo(checkout), "serve", f"--port={port}", f"--namespace={NAMESPACE}", *arguments]
     state_root = folder / "state"
     environ = {**ENGINE_ENVIRONMENT, "DYN_LOCAL_STATE_DIR": str(state_root)}
-    if not driver_present():
+    if not Path("/dev/nvidiactl").exists():
         # Two sides of a comparison may be there at the same time, on the same cores.
-        environ[CPU_SLOTS_VARIABLE] = str(len(usable_cores()))
-    server = _start("ours", argv, environ, folder / "ours.log", port, project)
+        environ["DYN_CPU_SLOTS"] = str(len(os.sched_getaffinity(0)))
+    server = _start(OURS if checkout == ROOT else BESIDE, argv, environ, folder / "ours.log", port, checkout)
     server.state_root = state_root
     return server
 
 
+def _dynamo(checkout: Path) -> str:
+    """The command of a checkout: of its own .venv, as `make setup` makes it; of this one, beside its Python."""
+    return str(Path(sys.executable).with_name("dynamo") if checkout == ROOT else checkout / ".venv/bin/dynamo")
+
+
+def add_beside(parser: argparse.ArgumentParser) -> None:
+    """An option to measure another revision as well, in turns with this one."""
+    parser.add_argument(
+        "--beside", type=_checkout, metavar="CHECKOUT", help="measure that revision as well, in turns with this one"
+    )
+
+
 def add_project(parser: argparse.ArgumentParser) -> None:
-    """An option to measure another state of the code."""
-    parser.add_argument("--project", type=Path, default=ROOT, metavar="CHECKOUT", help="whose code serves (this one)")
+    """An option to measure another revision instead of this one."""
+    parser.add_argument("--project", type=_checkout, default=ROOT, metavar="CHECKOUT", help="whose code serves (this)")
+
+
+def _checkout(text: str) -> Path:
+    checkout = Path(text).resolve()
+    if not Path(_dynamo(checkout)).exists():
+        raise argparse.ArgumentTypeError(f"{checkout} has no .venv/bin/dynamo; run make setup there")
+    return checkout
+
+
+def sides_of(arguments: argparse.Namespace) -> dict[str, Path]:
+    """The checkouts to measure, by what they are called."""
+    return {OURS: ROOT} | ({BESIDE: arguments.beside} if arguments.beside else {})
+
+
+def in_turn(sides: Iterable[_Side], number: int) -> list[_Side]:
+    """Return the sides in the order of this round. ABBA: whatever drifts favours neither."""
+    return list(sides)[:: -1 if number % 2 else 1]
 
 
 def add_override(parser: argparse.ArgumentParser) -> None:
@@ -255,7 +305,7 @@ async def running(*servers: Server) -> AsyncIterator[None]:
             server.kill()
 
 
-def spread_over_cores(servers: list[Server], engine_core: int) -> None:
+def spread_over_cores(servers: Sequence[Server], engine_core: int) -> None:
     """The same place for both sides: their engines on one core, all else (and this client) on the others.
 
     vLLM's EngineCore waits for its Worker by polling. On the Worker's core it yields to it; on another core it would
@@ -264,28 +314,36 @@ def spread_over_cores(servers: list[Server], engine_core: int) -> None:
     rest = os.sched_getaffinity(0) - {engine_core} or {engine_core}
     for server in servers:
         engine = {*server.of_role("EngineCore"), *server.of_role("Worker")}
-        bind((process.pid for process in engine), {engine_core})
-        bind((process.pid for process in server.processes if process not in engine), rest)
+        for process in server.processes:
+            _bind(process.pid, {engine_core} if process in engine else rest)
     os.sched_setaffinity(0, rest)
 
 
-def _start(
-    name: str, argv: list[str], environ: Mapping[str, str], log: Path, port: int, project: Path = ROOT
-) -> Server:
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("DYN_", "NATS_", "VLLM_"))}
-    kept = {key: value for key, value in os.environ.items() if key == "DYN_LOCAL_CACHE_DIR"}
+def _bind(pid: int, cores: set[int]) -> None:
+    with contextlib.suppress(OSError):  # it, or a thread of it, has ended meanwhile
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), cores)
+
+
+def _start(name: str, argv: Sequence[str], environ: Mapping[str, str], log: Path, port: int, checkout: Path) -> Server:
     with log.open("wb") as output:
         popen = subprocess.Popen(
             # Of a benchmark that is killed, no server stays behind.
-            [sys.executable, "-m", "dynamo_local.process.guarded", "--", *argv],
-            cwd=project,
-            env={**inherited, **kept, **environ, "PYTHONPATH": str(project), "DYN_PARENT_PID": str(os.getpid())},
+            ["setpriv", "--pdeathsig", "KILL", *argv],
+            cwd=checkout,
+            env={**_environ(), **environ},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return Server(name, popen, port, log, time.monotonic())
+    return Server(name, popen, port, log, time.monotonic(), checkout=checkout)
+
+
+def _environ() -> dict[str, str]:
+    """This process's variables without those that say what a server does, or whose code it runs."""
+    own = ("DYN_", "NATS_", "VLLM_", "PYTHONPATH", "VIRTUAL_ENV")
+    return {key: value for key, value in os.environ.items() if key == "DYN_LOCAL_CACHE_DIR" or not key.startswith(own)}
 
 
 def _free_port() -> int:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from dynamo_local.load.results import quantiles
-from dynamo_local.load.results.quantiles import CONFIDENCE, RESAMPLES
+CONFIDENCE, RESAMPLES = 0.95, 2000
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,14 @@ def median(values: Sequence[float]) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """As `dynamo load` computes it, of values in any order. Raises ValueError without values."""
-    return quantiles.quantile(sorted(values), share)
+    """The quantile at `share` (0 to 1), interpolated. Raises ValueError without values."""
+    if not values:
+        raise ValueError("no values, no quantile")
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def bootstrap(values: Sequence[float], estimator: Callable[[Sequence[float]], float] = median) -> Interval:
@@ -48,3 +53,10 @@ def bootstrap(values: Sequence[float], estimator: Callable[[Sequence[float]], fl
     estimates = [estimator(draw.choices(values, k=len(values))) for _ in range(RESAMPLES)]
     tail = (1 - CONFIDENCE) / 2
     return Interval(quantile(estimates, tail), estimator(values), quantile(estimates, 1 - tail))
+
+
+def ratio(ours: Iterable[float | None], beside: Iterable[float | None]) -> str:
+    """The ratio of paired measurements with its interval, as text; "-" without a pair of which both are known."""
+    pairs = zip(ours, beside, strict=False)
+    ratios = [mine / other for mine, other in pairs if mine is not None and other]
+    return bootstrap(ratios).shown() if ratios else "-"

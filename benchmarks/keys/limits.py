@@ -22,11 +22,12 @@ import httpx
 import msgspec
 
 from benchmarks.endpoints.mockers import all_ready, mocker
+from benchmarks.harness.generated import endpoint_of
 from benchmarks.harness.report import Figures, progress, table
-from benchmarks.harness.servers import Server, ServerError, running, start_endpoints
+from benchmarks.harness.servers import Server, running, start_endpoints
 from benchmarks.keys.judging import Judged, Seen, judge
 from dynamo_local.load.client import Client
-from dynamo_local.load.http.endpoint import Asking, Endpoint
+from dynamo_local.load.http.endpoint import Asking
 from dynamo_local.load.results.records import Completion
 
 _CLIENTS_EACH = 3
@@ -74,10 +75,8 @@ class _Metered(msgspec.Struct, frozen=True):
 
 
 async def _usage(server: Server) -> dict[str, dict[str, int]]:
-    answered = await server.dynamo("usage", "--by", "key", "--since", "1d", "--json")
-    if answered is None:
-        raise ServerError(f"the usage is not told:\n{server.last_lines()}")
-    return {row["key"]: row for row in msgspec.json.decode(answered)["data"]}
+    answered = await server.dynamo("usage", "--by", "key", "--since", "1d")
+    return {row["key"]: row for row in answered["data"]}
 
 
 def _metered(row: dict[str, int], load: _Load, number: int) -> _Metered:
@@ -96,11 +95,9 @@ def _limits(number: int) -> dict[str, int]:
 
 async def _create(server: Server, limits: list[dict[str, int]]) -> list[str]:
     """Create the keys by REST, as an administrator. Returns their secrets."""
-    answered = await server.dynamo("key", "create", "boss", "--admin", "--json")
-    if answered is None:
-        raise ServerError(f"no key of an administrator was created:\n{server.last_lines()}")
-    headers = {"authorization": f"Bearer {msgspec.json.decode(answered)['secret']}"}
-    url = f"http://{server.host}:{server.port}"
+    boss = await server.dynamo("key", "create", "boss", "--admin")
+    headers = {"authorization": f"Bearer {boss['secret']}"}
+    url = endpoint_of(server).url
     secrets = []
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60.0, trust_env=False) as client:
         for number, each in enumerate(limits):
@@ -136,8 +133,7 @@ class _Load:
         return self.outcomes.pop("kills", 0)
 
     async def _client(self, number: int) -> None:
-        server = self._server
-        endpoint = Endpoint(server.host, server.port, is_tls=False, path="", key=self._secrets[number])
+        endpoint = endpoint_of(self._server, self._secrets[number])
         asking = Asking("chat", is_chat=False, ignore_eos=True, extra={})
         async with Client(endpoint, asking, 60.0) as client:
             while self._left > 0:

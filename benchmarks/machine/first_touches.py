@@ -49,7 +49,7 @@ async def _first_requests(project: Path, *, tuned: bool, seed: int) -> list[floa
     draw = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         settings = {"VllmWorker.cpu-tuning": tuned}
-        server = start_ours(Path(scratch), str(model_folder(RANDOM)), "agg", settings, project=project)
+        server = start_ours(Path(scratch), str(model_folder(RANDOM)), "agg", settings, checkout=project)
         async with running(server), client_of(server, temperature=0) as client:
             await server.ready()
             taken: list[float] = []

@@ -139,7 +139,7 @@ async def _ask(server: Server) -> float:
     """Returns its seconds."""
     async with client_of(server) as client:
         answer = await client.complete("hello there", _TOKENS)
-    if answer.e2e_s is None or answer.error:
+    if answer.e2e_s is None or answer.failure:
         raise ServerError(f"{server.name}: {answer.failure}")
     return answer.e2e_s
 

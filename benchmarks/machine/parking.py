@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import random
 import tempfile
 import time
@@ -33,7 +32,6 @@ from benchmarks.machine.thread_times import read_threads
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.core.messages.admin import ParkAnswer, ParkQuestion
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.load.http.endpoint import ask
 from state.paths import StatePaths
 
 SUMMARY = "memory and CPU of a parked worker, time until it answers again, and what many turns leave"
@@ -86,9 +84,7 @@ class _Worker:
     async def complete(self, prompt: list[int], tokens: int) -> bytes:
         """The text that a prompt is continued with."""
         body = {"model": self._server.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
-        request = self._server.endpoint.request("POST", "/v1/completions", msgspec.json.encode(body))
-        with contextlib.closing(self._server.endpoint.connections()) as connections:
-            answer = msgspec.json.decode(await ask(connections, request))
+        answer = await self._server.post("/v1/completions", body)
         return msgspec.json.encode(answer["choices"][0]["text"])
 
 

@@ -1,30 +1,38 @@
 """How long until a worker takes requests, against vLLM's own server, and how fast each decodes afterwards.
 
 Each round starts the whole of ours, then kills its worker and times the next one (that is what a system that scales
-waits for); does the same with every process importing vLLM by itself; then starts vLLM's own server. Nothing is bound
-to cores until it is ready.
+waits for); does the same with every process importing vLLM by itself, or with another revision beside; then starts
+vLLM's own server. Nothing is bound to cores until it is ready. When a worker was heard of first, and when it was ready,
+is what `dynamo events` tells.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.accounting import descendants, read_stat
+from benchmarks.harness.accounting import cpu_s
 from benchmarks.harness.calm import Patience
 from benchmarks.harness.load import Shape, closed_loop
 from benchmarks.harness.models import MODELS, RANDOM, model_folder
-from benchmarks.harness.presences import PresenceLog
-from benchmarks.harness.report import Figures, progress, table
+from benchmarks.harness.report import Figures, compare, progress, table
 from benchmarks.harness.servers import (
+    BESIDE,
+    OURS,
+    READY_WITHIN_S,
+    ROOT,
     Server,
     ServerError,
+    add_beside,
     add_override,
+    in_turn,
     parse_overrides,
     running,
     spread_over_cores,
@@ -35,50 +43,55 @@ from benchmarks.harness.spread import Interval, bootstrap, median
 
 SUMMARY = "seconds until a worker is routable, against vLLM's own server, and decode speed afterwards"
 ENGINE_CORE = 0
-_OURS = "ours"
-_SIDES: Mapping[str, Sequence[str]] = {_OURS: (), "ours, --no-forkserver": ("--no-forkserver",)}
-"""Options of `dynamo serve` by what they are called."""
-
+_ALONE = "ours, --no-forkserver"
 _STREAMS = (1, 8)
 _PATIENCE_S = 60.0
+_LOOK_EVERY_S = 2.5
+"""A command takes CPU time, which a worker that starts meanwhile would lack."""
 _TURN_S = 3.0
+_COMPARED = {"whole_s": "everything", "worker_s": "one more worker", "worker_cpu_s": "its CPU time"}
 _SHAPE = Shape(min_tokens=48, max_tokens=96)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, help="starts of each side (3)")
     parser.add_argument("--model", choices=MODELS, default=RANDOM)
+    add_beside(parser)
     add_override(parser)
 
 
 async def run(arguments: argparse.Namespace) -> Figures:
     """Measure, print, and return the figures."""
     rounds = arguments.rounds or (1 if arguments.quick else 3)
-    model = str(model_folder(arguments.model))
-    ours: dict[str, list[Figures]] = {side: [] for side in _SIDES}
+    model, overrides = str(model_folder(arguments.model)), parse_overrides(arguments.override)
+    sides = (OURS, BESIDE if arguments.beside else _ALONE)
+    ours: dict[str, list[Figures]] = {side: [] for side in sides}
     theirs: list[Figures] = []
     patience = Patience(0 if arguments.quick else _PATIENCE_S)
     for number in range(rounds):
         await patience.wait()
-        for side, options in _SIDES.items():
-            ours[side].append(await _start_ours(model, number, parse_overrides(arguments.override), options))
+        for side in in_turn(sides, number):
+            options = ("--no-forkserver",) if side == _ALONE else ()
+            checkout = arguments.beside if side == BESIDE else ROOT
+            ours[side].append(await _start_ours(model, number, overrides, options, checkout))
             progress(f"round {number + 1}, {side}: {_told(ours[side][-1])}")
         theirs.append(await _start_vllm(model, number))
         progress(f"round {number + 1}, vLLM: {_told(theirs[-1])}")
     return _report(ours, theirs)
 
 
-async def _start_ours(model: str, seed: int, overrides: dict[str, str], options: Sequence[str] = ()) -> Figures:
+async def _start_ours(
+    model: str, seed: int, overrides: dict[str, str], options: Sequence[str], checkout: Path
+) -> Figures:
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        server = start_ours(Path(scratch), model, "agg", overrides, options)
-        async with running(server), PresenceLog(server) as log:
+        server = start_ours(Path(scratch), model, "agg", overrides, options, checkout)
+        async with running(server):
             all_s = await server.ready()
-            first = await log.ready_worker()
-            started: Figures = {"whole_s": all_s, "with_the_rest_s": _timings(server, log, first.lease)["ready"]}
-            os.kill(first.pid, signal.SIGKILL)
-            second = await log.ready_worker(frozenset({first.lease}))
-            phases = _timings(server, log, second.lease)
-            started |= {"worker_s": phases["ready"], "worker_cpu_s": _cpu_s(second.pid), "phases_s": phases}
+            first, phases = await _started(server)
+            started: Figures = {"whole_s": all_s, "with_the_rest_s": phases["ready"]}
+            os.kill(first, signal.SIGKILL)
+            second, phases = await _started(server, {first})
+            started |= {"worker_s": phases["ready"], "worker_cpu_s": cpu_s(second), "phases_s": phases}
             await server.ready()
             return started | {"step_s": await _steps(server, seed)}
 
@@ -87,23 +100,28 @@ async def _start_vllm(model: str, seed: int) -> Figures:
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         server = start_vllm(Path(scratch), model, ENGINE_CORE)
         async with running(server):
-            started = {"whole_s": await server.ready(), "cpu_s": _cpu_s(server.popen.pid)}
+            started = {"whole_s": await server.ready(), "cpu_s": cpu_s(server.popen.pid)}
             return started | {"step_s": await _steps(server, seed)}
 
 
-def _cpu_s(root: int) -> float:
-    """CPU seconds that a process and its descendants have used. Other work on the machine hardly changes them."""
-    return sum(stat.cpu_s for process in descendants(root) if (stat := read_stat(process.pid)) is not None)
-
-
-def _timings(server: Server, log: PresenceLog, lease: str) -> dict[str, float]:
-    """Seconds from the start of the one worker's process to each stage that it told of. If the process was forked, from
-    the start of the one that circus started for it."""
+async def _started(server: Server, known: Collection[int] = ()) -> tuple[int, dict[str, float]]:
+    """The pid of the one worker that is ready, none of the known ones, and the seconds from the start of its process to
+    what `dynamo events` tells of it. Of a forked process, the start is that of the one that circus started for it."""
+    async with asyncio.timeout(READY_WITHIN_S):
+        rows: list[dict[str, Any]] = []
+        while not rows:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            rows = [row for row in await server.dynamo("ps") if _is_new(row, known)]
+    pid: int = rows[0]["pid"]
     server.refresh()
-    started_s = min((process.started_s for process in server.of_role("worker host")), default=None)
-    if started_s is None:
-        raise ServerError("a worker was gone before it could be looked at")
-    return {stage: at - started_s for stage, at in log.phases(lease).items()}
+    begun_s = min(process.started_s for process in server.of_role("worker host"))
+    begun = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + begun_s
+    events = [event for event in await server.events("start") if event.get("pid") == pid]
+    return pid, {event["what"].split()[0]: event["time"] - begun for event in reversed(events)}
+
+
+def _is_new(row: Mapping[str, Any], known: Collection[int]) -> bool:
+    return row["role"] == "aggregated" and row["state"] == "ready" and row["pid"] not in known
 
 
 async def _steps(server: Server, seed: int) -> dict[str, float]:
@@ -134,10 +152,12 @@ def _report(ours: Mapping[str, Sequence[Figures]], theirs: Sequence[Figures]) ->
         rows[f"{side}: its worker, started beside the rest"] = _estimate(rounds, "with_the_rest_s")
         rows[f"{side}: one more worker"] = _estimate(rounds, "worker_s")
         cpu[f"{side}: one more worker"] = _estimate(rounds, "worker_cpu_s")
-    pairs = zip(ours[_OURS], theirs, strict=True)
+    pairs = zip(ours[OURS], theirs, strict=True)
     ratio = bootstrap([mine["worker_s"] / other["whole_s"] for mine, other in pairs])
     table("Seconds until ready", ("start of", "seconds [95 %]"), [[name, i.shown(1)] for name, i in rows.items()])
     print(f"one more worker of ours / vLLM's own server: {ratio.shown(2)}")
+    if BESIDE in ours:
+        compare("", _COMPARED, {"seconds": ours[OURS]}, {"seconds": ours[BESIDE]})
     table("CPU seconds until ready", ("start of", "CPU s [95 %]"), [[name, i.shown(1)] for name, i in cpu.items()])
     for side, rounds in ours.items():
         stages = [[name, i.shown(1)] for name, i in _stages(rounds).items()]

@@ -16,17 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.accounting import descendants, read_stat
 from benchmarks.harness.models import LARGE, RANDOM, model_folder
 from benchmarks.harness.presences import PresenceLog
 from benchmarks.harness.report import Figures, progress, table
-from benchmarks.harness.servers import NAMESPACE, ServerError, running, start_ours
+from benchmarks.harness.servers import NAMESPACE, Server, ServerError, running, start_ours
 from benchmarks.harness.spread import bootstrap
-from benchmarks.machine.workers import changed, private_mib
-from dynamo_local.control.operations import DRAIN_WORKER, SCALE
+from benchmarks.machine.workers import one_more
 from dynamo_local.core.names import Watcher
 from state.paths import StatePaths
-from state.statefile.store import StateStore
 
 SUMMARY = "seconds until one more worker is routable, and a killed one is replaced, with and without prepared-weights"
 
@@ -76,7 +73,7 @@ async def _turn(model: str, *, prepared: bool) -> Figures:
             paths = StatePaths(server.state_root, NAMESPACE)
             if prepared:
                 await _prepared(paths)
-            added = [await _one_more(paths) for _ in range(_ADDED)]
+            added = [await _one_more(server) for _ in range(_ADDED)]
             return {**_lists(added), "replaced_s": [await _replaced(log, first.pid)]}
 
 
@@ -89,16 +86,10 @@ async def _prepared(paths: StatePaths) -> None:
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
-async def _one_more(paths: StatePaths) -> dict[str, float]:
-    watcher, worker_s = await changed(paths, SCALE, {"targets": {"VllmWorker": 2}})
-    pid = StateStore(paths).read().components[watcher].pid
-    if pid is None:
-        raise ServerError("the new worker was gone before it could be looked at")
-    processes = descendants(pid)
-    cpu_s = sum(stat.cpu_s for process in processes if (stat := read_stat(process.pid)) is not None)
-    memory = sum(private_mib(process.pid) for process in processes)
-    await changed(paths, DRAIN_WORKER, watcher=watcher)
-    return {"worker_s": worker_s, "worker_cpu_s": cpu_s, "memory_mib": memory}
+async def _one_more(server: Server) -> dict[str, float]:
+    added = await one_more(server)
+    await server.dynamo("drain", added.watcher)
+    return {"worker_s": added.took_s, "worker_cpu_s": added.cpu_s, "memory_mib": added.memory_mib}
 
 
 async def _replaced(log: PresenceLog, pid: int) -> float:

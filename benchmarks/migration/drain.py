@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.harness.accounting import is_alive
+from benchmarks.harness.client import Completion, ServerError
 from benchmarks.harness.load import client_of
 from benchmarks.harness.report import Figures, milliseconds, progress, table
-from benchmarks.harness.servers import Server, ServerError
+from benchmarks.harness.servers import Server
 from benchmarks.harness.spread import median
 from benchmarks.migration.orders import Orders, draw_prompt
-from dynamo_local.load.results.records import Completion
 
 _STREAMS = 16
 _PROMPTS = (200, 3000)
@@ -39,14 +39,8 @@ class Drained:
     failures: tuple[str, ...]
 
 
-async def drains(server: Server, orders: Orders, rounds: int) -> list[Figures]:
-    """Drain a worker so many times, and print how it went."""
-    found: list[Drained] = []
-    for number in range(rounds):
-        found.append(await _drain(server, orders, number))
-        progress(f"drain {number + 1}: empty after {found[-1].left_s:.2f} s, ended after {found[-1].ended_s:.2f} s")
-    if not found:
-        return []
+def show(side: str, found: Sequence[Drained]) -> list[Figures]:
+    """Print how drains went, and return the figures."""
     rows = [
         [
             f"{each.left_s:.2f}",
@@ -57,15 +51,18 @@ async def drains(server: Server, orders: Orders, rounds: int) -> list[Figures]:
         ]
         for each in found
     ]
-    table(
-        f"A worker with {_STREAMS} streams of {_PROMPTS[0]:,} to {_PROMPTS[1]:,} tokens gets SIGTERM",
-        ("streams gone, s", "process ended, s", "gap p50 ms", "longest", "failed"),
-        rows,
-    )
+    if found:
+        table(
+            f"A worker with {_STREAMS} streams of {_PROMPTS[0]:,} to {_PROMPTS[1]:,} tokens gets SIGTERM, {side}",
+            ("streams gone, s", "process ended, s", "gap p50 ms", "longest", "failed"),
+            rows,
+        )
     return [vars(each) for each in found]
 
 
-async def _drain(server: Server, orders: Orders, number: int) -> Drained:
+async def drain(orders: Orders, number: int) -> Drained:
+    """Drain a worker of two."""
+    server = orders.server
     first, second = await orders.workers(2)
     draw = random.Random(100 + number)
     answers = [Completion() for _ in range(_STREAMS)]
@@ -73,26 +70,26 @@ async def _drain(server: Server, orders: Orders, number: int) -> Drained:
     try:
         while any(not answer.chunks_s for answer in answers):  # noqa: ASYNC110  # nothing tells of them
             await asyncio.sleep(_LOOK_S)
-        for result in await orders.move_all(second.lease):
+        for result in await orders.move("--from", second["watcher"]):
             if result.outcome != "migrated":
                 raise ServerError(f"a stream could not be moved: {result.why}")
-        told = time.monotonic()
-        process = next(each for each in server.processes if each.pid == first.pid)
-        os.kill(first.pid, signal.SIGTERM)
-        while any(row.worker == first.lease for row in await orders.requests()):  # noqa: ASYNC110
-            await asyncio.sleep(_LOOK_S)
-        left = time.monotonic()
+        told, told_at = time.monotonic(), time.time()
+        process = next(each for each in server.processes if each.pid == first["pid"])
+        os.kill(process.pid, signal.SIGTERM)
         while is_alive(process):  # noqa: ASYNC110  # a foreign process
             await asyncio.sleep(_LOOK_S)
         ended = time.monotonic()
+        moved = [event for event in await server.events("migration") if event["time"] > told_at]
+        left = told + max(event["time"] for event in moved) - told_at
         gaps = tuple(_longest(answer.chunks_s, told, left) for answer in answers)
-        failures = tuple(answer.failure for answer in answers if answer.error)
+        failures = tuple(answer.failure for answer in answers if answer.failure)
     finally:
         for task in reading:
             task.cancel()
         await asyncio.gather(*reading, return_exceptions=True)
     await orders.workers(2)
     server.refresh()
+    progress(f"{server.name}: drain {number + 1}: empty after {left - told:.2f} s, ended after {ended - told:.2f} s")
     return Drained(left - told, ended - told, gaps, failures)
 
 

@@ -2,9 +2,10 @@
 
 Two real workers that lend each other KV, each with a few streams of its own. A stream of some length is started, and
 moved to the other worker while it decodes: with its KV ahead of it; or cold, which is plain replay. Both ways and all
-lengths take turns in one run, with a prompt of their own each time. Gaps are those of the client. What the streams
-beside it notice is their pace during the move against that just before, when the same stream was decoding and nothing
-moved.
+lengths take turns in one run, with a prompt of their own each time; with another revision beside, so do both servers.
+Gaps are those of the client. What the streams beside it notice is their pace during the move against that just before,
+when the same stream was decoding and nothing was ordered. The order is a command: by the time that it has started, the
+stream is some tens of tokens longer.
 
 Another way would be to stop, pull everything and go on. Its gap is about what `prefix-pull --beside 2` shows: the time
 to ask and pin, and the time to a first token whose KV was pulled.
@@ -20,21 +21,32 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.harness.accounting import usage
 from benchmarks.harness.calm import Patience
+from benchmarks.harness.client import Completion, ServerError
 from benchmarks.harness.load import client_of
 from benchmarks.harness.models import HEAVY, MODELS, RANDOM, model_folder
-from benchmarks.harness.report import Figures, progress
-from benchmarks.harness.servers import Server, ServerError, add_override, parse_overrides, running, start_ours
+from benchmarks.harness.report import Figures, compare, progress
+from benchmarks.harness.servers import (
+    BESIDE,
+    OURS,
+    Server,
+    add_beside,
+    add_override,
+    in_turn,
+    parse_overrides,
+    running,
+    sides_of,
+    start_ours,
+)
 from benchmarks.harness.spread import median
-from benchmarks.migration.drain import drains
+from benchmarks.migration.drain import Drained, drain, show
 from benchmarks.migration.orders import Orders, draw_prompt
-from benchmarks.migration.report import ARMS, MOVE, Arm, Moved, Turns, report
-from dynamo_local.load.results.records import Completion
+from benchmarks.migration.report import ARMS, MOVE, Arm, Moved, Turns, gaps_of, report
 
 SUMMARY = "a running request is moved: the gap in its stream, against plain replay, and what other streams notice"
 SETTINGS = {
@@ -64,8 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, help=f"moves of each kind and length ({_ROUNDS})")
     parser.add_argument("--arms", nargs="+", choices=[arm.name for arm in ARMS], help="ways to move (all)")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(_SIZES), help="tokens of the stream when it moves")
-    parser.add_argument("--beside", type=int, default=4, help="other streams, on both workers together")
+    parser.add_argument("--streams", type=int, default=4, help="other streams, on both workers together")
     parser.add_argument("--drains", type=int, default=3, help="drains of a worker with 16 streams")
+    add_beside(parser)
     add_override(parser)
 
 
@@ -76,16 +89,37 @@ async def run(arguments: argparse.Namespace) -> Figures:
     folder = str(model_folder(arguments.model))
     settings = {**SETTINGS, **(_HEAVY if arguments.model == HEAVY else {}), **parse_overrides(arguments.override)}
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        server = start_ours(Path(scratch), folder, "agg_router", settings)
-        async with running(server):
+        servers = {
+            name: start_ours(Path(scratch, name), folder, "agg_router", settings, checkout=checkout)
+            for name, checkout in sides_of(arguments).items()
+        }
+        async with running(*servers.values()):
             progress("waiting for two workers")
-            await server.ready()
-            async with Orders(server) as orders:
-                await orders.workers(2)
-                patience = Patience(0 if arguments.quick else _PATIENCE_S)
-                moved = await _moves(server, orders, arms, arguments.sizes, rounds, arguments.beside, patience)
-                drained = await drains(server, orders, arguments.drains)
-    return {"moves": report(moved), "drains": drained}
+            stages = {}
+            for name, server in servers.items():
+                await server.ready()
+                stages[name] = _Stage(name, Orders(server), arms, arguments.sizes, arguments.streams)
+                await stages[name].warm_up()
+            patience = Patience(0 if arguments.quick else _PATIENCE_S)
+            for number in range(rounds):
+                for stage in in_turn(stages.values(), number):
+                    await patience.wait(process for server in servers.values() for process in server.processes)
+                    await stage.round(number)
+            for number in range(arguments.drains):
+                for stage in in_turn(stages.values(), number):
+                    stage.drained.append(await drain(stage.orders, number))
+    return _report(stages)
+
+
+def _report(stages: Mapping[str, _Stage]) -> Figures:
+    figures = {
+        name: {"moves": report(name, stage.found), "drains": show(name, stage.drained)}
+        for name, stage in stages.items()
+    }
+    if BESIDE in stages:
+        gaps = (gaps_of(stages[name].found) for name in (OURS, BESIDE))
+        compare("moved", {"gap_s": "gap", "steps": "steps"}, *gaps)
+    return figures.pop(OURS) | figures
 
 
 @dataclass
@@ -125,33 +159,6 @@ async def _streams_beside(server: Server, number: int) -> AsyncIterator[_Beside]
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _moves(
-    server: Server,
-    orders: Orders,
-    arms: Sequence[Arm],
-    sizes: Sequence[int],
-    rounds: int,
-    beside: int,
-    patience: Patience,
-) -> dict[int, Turns]:
-    stage = _Stage(server, orders, random.Random(1))
-    found: dict[int, Turns] = {size: {arm: [] for arm in arms} for size in sizes}
-    async with _streams_beside(server, beside) as others:
-        await _steps_of_all_sizes(server)
-        for _ in range(2):  # the first ones make the connections between the workers
-            await stage.move(min(sizes), others, MOVE)
-        for number in range(rounds):
-            await patience.wait(server.processes)
-            before = usage(server.processes)
-            for size in sizes if number % 2 else reversed(sizes):
-                for arm in arms:
-                    found[size][arm].append(await stage.move(size, others, arm))
-            foreign = usage(server.processes).since(before).foreign_cores
-            told = ", ".join(f"{found[size][arms[0]][-1].steps:.1f}" for size in sizes)
-            progress(f"round {number + 1}: gaps of {told} steps; others used {foreign:.2f} cores")
-    return found
-
-
 async def _steps_of_all_sizes(server: Server) -> None:
     """Of so few tokens as come here. A worker's first step of each size takes 5 to 10 ms more, in which oneDNN makes
     itself ready for it."""
@@ -163,29 +170,67 @@ async def _steps_of_all_sizes(server: Server) -> None:
                 await asyncio.gather(*(client.complete(draw_prompt(draw, tokens), 1) for _ in range(2)))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Stage:
-    server: Server
-    orders: Orders
-    draw: random.Random
+    """A server, and what was found there."""
 
-    async def move(self, size: int, others: _Beside, arm: Arm) -> Moved:
+    name: str
+    orders: Orders
+    arms: Sequence[Arm]
+    sizes: Sequence[int]
+    beside: int
+    """Streams beside those that move."""
+    draw: random.Random = field(default_factory=lambda: random.Random(1))
+    drained: list[Drained] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.server = self.orders.server
+        self.found: dict[int, Turns] = {size: {arm: [] for arm in self.arms} for size in self.sizes}
+
+    async def warm_up(self) -> None:
+        """Have both workers do once what is slower the first time."""
+        await self.orders.workers(2)
+        async with _streams_beside(self.server, self.beside) as others:
+            await _steps_of_all_sizes(self.server)
+            for _ in range(2):  # the first ones make the connections between the workers
+                await self._move(min(self.sizes), others, MOVE)
+
+    async def round(self, number: int) -> None:
+        """A move of each kind and length."""
+        before = usage(self.server.processes)
+        async with _streams_beside(self.server, self.beside) as others:
+            for size in in_turn(self.sizes, number + 1):
+                for arm in self.arms:
+                    self.found[size][arm].append(await self._move(size, others, arm))
+        foreign = usage(self.server.processes).since(before).foreign_cores
+        told = ", ".join(f"{turns[self.arms[0]][-1].steps:.1f}" for turns in self.found.values())
+        progress(f"{self.name}: round {number + 1}: gaps of {told} steps; others used {foreign:.2f} cores")
+
+    async def _move(self, size: int, others: _Beside, arm: Arm) -> Moved:
         """A stream is moved when it has so many tokens."""
         await self.orders.level()
-        async with self._stream(size) as (answer, request_id, found_at):
-            begun = time.monotonic()
-            result = await self.orders.move(request_id, cold=arm.cold)
-            ended = time.monotonic()
-            if answer.error or result.outcome != "migrated":
+        async with self._stream(size) as (answer, found_at):
+            ordered = time.monotonic()
+            (result,) = await self.orders.move(answer.request_id, *(["--cold"] if arm.cold else []))
+            answered = time.monotonic()
+            if answer.failure or result.outcome != "migrated":
                 raise ServerError(f"a stream of {size} tokens was not moved: {answer.failure or result.why}")
-        earlier = [b - a for a, b in itertools.pairwise(answer.chunks_s) if b <= begun]
-        around = [b - a for a, b in itertools.pairwise(answer.chunks_s) if b >= begun and a <= ended]
-        before, meanwhile = others.tokens_per_s(found_at, begun), others.tokens_per_s(begun, ended)
-        later = [b - a for a, b in itertools.pairwise(answer.chunks_s) if a >= ended]
-        return Moved(result, _step_s(earlier), _step_s(later), max(around), ended - begun, before, meanwhile)
+        pairs = list(itertools.pairwise(answer.chunks_s))
+        cut, ended = max((pair for pair in pairs if pair[1] >= ordered and pair[0] <= answered), key=_gap_s)
+        # With the time that the command takes to start, it would be another's.
+        begun = cut - (result.warm_s or 0.0)
+        return Moved(
+            result,
+            step_s=_step_s([_gap_s(pair) for pair in pairs if pair[1] <= begun]),
+            there_s=_step_s([_gap_s(pair) for pair in pairs if pair[0] >= ended]),
+            gap_s=ended - cut,
+            took_s=ended - begun,
+            before_tokens_per_s=others.tokens_per_s(found_at, ordered),
+            beside_tokens_per_s=others.tokens_per_s(begun, ended),
+        )
 
     @contextlib.asynccontextmanager
-    async def _stream(self, size: int) -> AsyncIterator[tuple[Completion, str, float]]:
+    async def _stream(self, size: int) -> AsyncIterator[tuple[Completion, float]]:
         """One that has come to this size, and when its decoding was seen first. Left, it is read a little further."""
         server, answer = self.server, Completion()
         prompt = draw_prompt(self.draw, size - _BEFORE_TOKENS)
@@ -193,14 +238,17 @@ class _Stage:
             asking = asyncio.create_task(client.complete(prompt, _MOST_TOKENS, answer))
             try:
                 await _tokens(answer, 2, asking)
-                request_id = await self.orders.find(len(prompt))
                 found_at = time.monotonic()
                 await _tokens(answer, _BEFORE_TOKENS, asking)
-                yield answer, request_id, found_at
+                yield answer, found_at
                 await _tokens(answer, len(answer.chunks_s) + _AFTER_TOKENS, asking)
             finally:
                 asking.cancel()
                 await asyncio.gather(asking, return_exceptions=True)
+
+
+def _gap_s(pair: tuple[float, float]) -> float:
+    return pair[1] - pair[0]
 
 
 def _step_s(times: Sequence[float]) -> float:

@@ -1,32 +1,17 @@
-"""Orders to move requests, as `dynamo migrate` gives them, without the time that a command takes to start."""
+"""Requests of a server, and orders to move them, by `dynamo requests` and `dynamo migrate`."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from types import TracebackType
-from typing import Self, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any
 
 from benchmarks.harness.load import LETTERS
-from benchmarks.harness.servers import NAMESPACE, Server, ServerError
-from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core.fleet.view import WORKER_ROLES
-from dynamo_local.core.messages.admin import (
-    MigrationOrder,
-    MigrationReport,
-    MigrationResult,
-    RequestRow,
-    RequestsAnswer,
-    RequestsQuestion,
-)
-from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.subjects import Subjects
-from state.paths import StatePaths
+from benchmarks.harness.servers import READY_WITHIN_S, Server, ServerError
 
-_Reply = TypeVar("_Reply")
-_ANSWER_S = 60.0
-_POLL_S = 0.005
+_POLL_S = 0.5
 
 
 def draw_prompt(draw: random.Random, tokens: int) -> list[int]:
@@ -34,72 +19,48 @@ def draw_prompt(draw: random.Random, tokens: int) -> list[int]:
     return draw.choices(LETTERS, k=tokens)
 
 
+@dataclass(frozen=True)
+class Migration:
+    """What `dynamo migrate` says of a request. `worker`: its destination. `warm_s`: from the beginning to the cut;
+    `gap_s`: from the last token before the cut to the first after it, and in decode steps."""
+
+    request: str
+    outcome: str
+    why: str
+    worker: str | None
+    warm_s: float | None
+    gap_s: float | None
+    gap_steps: float | None
+
+
+@dataclass(frozen=True)
 class Orders:
-    """To the one frontend of a server. An async context manager."""
+    """To one server, of ours."""
 
-    def __init__(self, server: Server) -> None:
-        assert server.state_root is not None
-        self._bus_file = StatePaths(server.state_root, NAMESPACE).bus_file
-        self._subjects = Subjects(NAMESPACE)
-        self._bus: Bus | None = None
-        self._fleet: FleetWatch | None = None
+    server: Server
 
-    async def __aenter__(self) -> Self:
-        self._bus = await Bus.connect(BusAddress.load(self._bus_file), name="benchmark", deadline_s=60.0)
-        self._fleet = FleetWatch(self._bus, self._subjects)
-        await self._fleet.start()
-        return self
+    async def workers(self, number: int) -> list[dict[str, Any]]:
+        """The ready workers, as `dynamo ps` shows them, once there are so many. Raises TimeoutError."""
+        async with asyncio.timeout(READY_WITHIN_S):
+            while True:
+                rows = await self.server.dynamo("ps")
+                found = [row for row in rows if row["role"] == "aggregated" and row["state"] == "ready"]
+                if len(found) == number:
+                    return found
+                await asyncio.sleep(_POLL_S)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bus is not None:
-            await self._bus.close()
-
-    async def workers(self, number: int) -> list[Presence]:
-        """The ready workers, once there are so many."""
-        assert self._fleet is not None
-        while len(found := self._fleet.view.routable(WORKER_ROLES)) != number:  # noqa: ASYNC110
-            await asyncio.sleep(_POLL_S)
-        return found
-
-    async def requests(self) -> tuple[RequestRow, ...]:
-        """All that are under way."""
-        return (await self._ask(RequestsQuestion(2000), RequestsAnswer)).requests
-
-    async def find(self, prompt_tokens: int) -> str:
-        """The one request with a prompt of this length."""
-        for row in await self.requests():
-            if row.prompt_tokens == prompt_tokens:
-                return row.request_id
-        raise ServerError(f"there is no request with a prompt of {prompt_tokens} tokens")
-
-    async def move(self, request_id: str, *, cold: bool = False) -> MigrationResult:
-        (result,) = await self._results(MigrationOrder((request_id,), cold=cold))
-        return result
-
-    async def move_all(self, source: str) -> tuple[MigrationResult, ...]:
-        """All requests of a worker, its lease given."""
-        return await self._results(MigrationOrder(source=source))
+    async def move(self, *which: str) -> list[Migration]:
+        """Move a request, or those that the options of `dynamo migrate` say."""
+        names = [each.name for each in fields(Migration)]
+        return [Migration(*map(line.get, names)) for line in await self.server.dynamo("migrate", *which)]
 
     async def level(self) -> None:
         """Have each of the two workers as many requests as the other: a step takes longer, the more there are."""
-        by_worker = {worker.lease: list[str]() for worker in await self.workers(2)}
-        for row in await self.requests():
-            if row.worker is not None:
-                by_worker[row.worker].append(row.request_id)
+        by_worker = {row["watcher"]: list[str]() for row in await self.workers(2)}
+        for row in (await self.server.dynamo("requests"))["requests"]:
+            if row["worker"] is not None:
+                by_worker[row["worker"]].append(row["request"])
         few, many = sorted(by_worker.values(), key=len)
-        for request_id in many[: (len(many) - len(few)) // 2]:
-            # It may be over by now.
-            await self._results(MigrationOrder((request_id,)))
-
-    async def _results(self, order: MigrationOrder) -> tuple[MigrationResult, ...]:
-        return (await self._ask(order, MigrationReport)).results
-
-    async def _ask(self, inquiry: RequestsQuestion | MigrationOrder, reply: type[_Reply]) -> _Reply:
-        assert self._bus is not None
-        assert self._fleet is not None
-        # On a machine that is too busy it may be unheard for a moment.
-        while not (found := [p.lease for p in self._fleet.view.members() if p.role == "frontend"]):  # noqa: ASYNC110
-            await asyncio.sleep(_POLL_S)
-        return await self._bus.ask(self._subjects.requests(found[0]), inquiry, reply, timeout_s=_ANSWER_S)
+        for request in many[: (len(many) - len(few)) // 2]:
+            with contextlib.suppress(ServerError):  # it may be over by now
+                await self.move(request)

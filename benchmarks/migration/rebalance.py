@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.accounting import usage
-from benchmarks.harness.load import client_of, generator_of
+from benchmarks.harness.generated import client_of, generator_of
 from benchmarks.harness.models import RANDOM, model_folder
 from benchmarks.harness.report import Figures, progress
 from benchmarks.harness.servers import (

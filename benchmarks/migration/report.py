@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.harness.report import Figures, milliseconds, table
 from benchmarks.harness.spread import bootstrap, median
-from dynamo_local.core.messages.admin import MigrationResult
+from benchmarks.migration.orders import Migration
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ ARMS = (MOVE, REPLAY)
 class Moved:
     """A move, as the client of the stream and those of the streams beside it saw it."""
 
-    result: MigrationResult
+    result: Migration
     step_s: float
     """Median time between two tokens of the stream before (mean, if most of them came together)."""
     there_s: float
@@ -36,9 +36,9 @@ class Moved:
     gap_s: float
     """Longest silence of the stream around the move."""
     took_s: float
-    """From the order to its answer."""
+    """From its beginning to the end of the gap."""
     before_tokens_per_s: float
-    """Of the streams beside it, while it was decoding and nothing moved."""
+    """Of the streams beside it, while it was decoding and nothing was ordered."""
     beside_tokens_per_s: float
     """Of them during the move."""
 
@@ -65,17 +65,28 @@ _HEADERS = ("tokens", "gap ms", "steps", "steps at the frontend", "step here, ms
 _REPLAY_HEADERS = ("tokens", "gap ms", "replay / move")
 
 
-def report(moved: dict[int, Turns]) -> list[Figures]:
-    """Print the tables, and return the figures."""
+def report(side: str, moved: dict[int, Turns]) -> list[Figures]:
+    """Print the tables of one revision, and return the figures."""
     rows = {size: moved[size] for size in sorted(moved)}
     arms = [arm for arm in ARMS if all(arm in turns for turns in rows.values())]
     if MOVE in arms:
-        _table("Gaps of moved streams, as their clients saw them", _HEADERS, rows, lambda turns: _gaps(turns[MOVE]))
+        title = f"Gaps of moved streams, as their clients saw them, {side}"
+        _table(title, _HEADERS, rows, lambda turns: _gaps(turns[MOVE]))
     if len(arms) == len(ARMS):
-        _table("Plain replay, round by round against the move", _REPLAY_HEADERS, rows, _replays)
+        _table(f"Plain replay, round by round against the move, {side}", _REPLAY_HEADERS, rows, _replays)
     headers = ["tokens", *(title for arm in arms for title in (f"by {arm.name}", "lost, ms"))]
-    _table("By how much the streams beside were slower meanwhile", headers, rows, lambda turns: _beside(turns, arms))
+    title = f"By how much the streams beside were slower meanwhile, {side}"
+    _table(title, headers, rows, lambda turns: _beside(turns, arms))
     return [_figures(size, turns) for size, turns in moved.items()]
+
+
+def gaps_of(moved: dict[int, Turns]) -> dict[str, list[Figures]]:
+    """The gaps by length and way."""
+    return {
+        f"{size:,} tokens, {arm.name}": [{"gap_s": move.gap_s, "steps": move.steps} for move in moves]
+        for size, turns in sorted(moved.items())
+        for arm, moves in turns.items()
+    }
 
 
 def _table(title: str, headers: Sequence[str], found: dict[int, Turns], cells: Callable[[Turns], list[str]]) -> None:

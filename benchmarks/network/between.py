@@ -21,8 +21,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.harness.client import Completion
 from benchmarks.harness.load import client_of
 from benchmarks.harness.models import MODELS, RANDOM, model_folder
+from benchmarks.harness.presences import PresenceLog
 from benchmarks.harness.relay import Conditions
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import (
@@ -42,7 +44,6 @@ from benchmarks.network.pulls import Asker
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.load.results.records import Completion
 from state.paths import STATE_DIR_VARIABLE, StatePaths
 
 SUMMARY = "KV between two machines with a delay between them: pulls by each way, and the gap of a migration"
@@ -87,8 +88,8 @@ async def run(arguments: argparse.Namespace) -> Figures:
         async with running(server):
             progress("waiting for a worker here, and one on the other machine")
             await server.ready()
-            async with _far_worker(server, machines), Orders(server) as orders:
-                stage = await _Stage.of(server, orders)
+            async with _far_worker(server, machines), PresenceLog(server) as log:
+                stage = await _Stage.of(server, log)
                 found = {}
                 for delay_ms in arguments.delays:
                     machines.line.set(Conditions(delay_s=delay_ms / 1e3))
@@ -151,20 +152,21 @@ class Moved:
 @dataclass
 class _Stage:
     server: Server
-    orders: Orders
     asker: Asker
     near: Presence
     far: Presence
     draw: random.Random
 
     @classmethod
-    async def of(cls, server: Server, orders: Orders) -> _Stage:
+    async def of(cls, server: Server, log: PresenceLog) -> _Stage:
         assert server.state_root is not None
-        near, far = sorted(await orders.workers(2), key=lambda each: each.watcher)
+        first = await log.ready_worker()
+        second = await log.ready_worker(frozenset({first.lease}))
+        near, far = sorted((first, second), key=lambda each: each.watcher)
         bus = await Bus.connect(BusAddress.load(StatePaths(server.state_root, NAMESPACE).bus_file), name="asker")
         asker = Asker(bus, Subjects(NAMESPACE))
         await asker.start()
-        return cls(server, orders, asker, near, far, random.Random(1))
+        return cls(server, asker, near, far, random.Random(1))
 
     async def pull(self, size: int) -> Pulled:
         """The other machine's worker pulls."""
@@ -185,20 +187,19 @@ class _Stage:
             asking = asyncio.create_task(client.complete(prompt, _MOST, answer))
             try:
                 await _tokens(answer, _BEFORE, asking)
-                request_id = await self.orders.find(len(prompt))
-                return [await self._move(request_id, answer, asking) for _ in range(2)]
+                return [await self._move(answer, asking) for _ in range(2)]
             finally:
                 asking.cancel()
                 await asyncio.gather(asking, return_exceptions=True)
 
-    async def _move(self, request_id: str, answer: Completion, asking: asyncio.Task[Completion]) -> Moved:
+    async def _move(self, answer: Completion, asking: asyncio.Task[Completion]) -> Moved:
         first = len(answer.chunks_s)
-        result = await self.orders.move(request_id)
-        if answer.error or result.outcome != "migrated":
+        (result,) = await Orders(self.server).move(answer.request_id)
+        if answer.failure or result.outcome != "migrated":
             raise ServerError(f"a stream was not moved: {answer.failure or result.why}")
         await _tokens(answer, len(answer.chunks_s) + _AFTER, asking)
         gaps = [b - a for a, b in itertools.pairwise(answer.chunks_s)]
-        away = result.destination in (self.far.lease, self.far.watcher)
+        away = result.worker in (self.far.lease, self.far.watcher)
         assert result.gap_steps is not None
         assert result.warm_s is not None
         return Moved(away, max(gaps[first - 1 :]), result.gap_steps, result.warm_s, median(gaps[first - 24 : first]))

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.harness.accounting import usage
-from benchmarks.harness.load import client_of, generator_of
+from benchmarks.harness.generated import client_of, generator_of
 from benchmarks.harness.report import Figures, progress
 from benchmarks.harness.servers import NAMESPACE, Server, add_override, parse_overrides, running
 from benchmarks.planner.cycles import Answer, Limits, Made, Outing, Swing, answer_of

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from benchmarks.harness.load import LETTERS, client_of
+from benchmarks.harness.generated import client_of
+from benchmarks.harness.load import LETTERS
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import Server, ServerError, running
 from benchmarks.harness.spread import median

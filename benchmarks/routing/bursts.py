@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.harness.load import client_of
+from benchmarks.harness.generated import client_of
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import ServerError, running
 from benchmarks.routing.arms import ARMS

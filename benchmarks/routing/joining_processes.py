@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.harness.load import client_of
+from benchmarks.harness.generated import client_of
 from benchmarks.harness.report import Figures, progress, table
-from benchmarks.harness.servers import NAMESPACE, Server, ServerError, running
+from benchmarks.harness.servers import NAMESPACE, Server, running
 from benchmarks.routing.joining import FOR_S, FROM_S, NEAR, SETTINGS, WORKERS, Prefixes
 from benchmarks.routing.mockers import MAX_IN_FLIGHT, Prompts, start_mockers
 from dynamo_local.control.client import ControlClient
@@ -86,8 +86,7 @@ async def _watched(server: Server) -> tuple[_Seen, float]:
     assert server.state_root is not None, "ours"
     paths, loop = StatePaths(server.state_root, NAMESPACE), asyncio.get_running_loop()
     await asyncio.sleep(_BEFORE_S)
-    if await server.dynamo("scale", f"VllmWorker={WORKERS}") is None:
-        raise ServerError("no worker could be added")
+    await server.dynamo("scale", f"VllmWorker={WORKERS}")
     joined_at, seen = loop.time(), _Seen({})
     while loop.time() < joined_at + FROM_S + FOR_S:
         await asyncio.sleep(_LOOK_EVERY_S)

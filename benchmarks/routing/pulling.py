@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.harness.client import Client, Completion
 from benchmarks.harness.load import LETTERS, client_of
 from benchmarks.harness.models import model_folder
 from benchmarks.harness.report import Figures, milliseconds, progress, table
@@ -26,8 +27,6 @@ from benchmarks.harness.spread import median
 from dynamo_local.control.client import ControlClient
 from dynamo_local.control.descriptions import RouteLine, RoutesView
 from dynamo_local.control.operations import LIST_ROUTES, SET_SETTING
-from dynamo_local.load.client import Client
-from dynamo_local.load.results.records import Completion
 from dynamo_local.model.named.names import SMOLLM2
 from state.paths import StatePaths
 
@@ -120,7 +119,7 @@ class _Bench:
 
     async def _ask(self, prompt: Sequence[int]) -> Asked:
         completion = await self.client.complete(prompt, 1)
-        if completion.error or completion.ttft_s is None:
+        if completion.failure or completion.ttft_s is None:
             raise ServerError(completion.failure)
         # What a worker has cached is told within 50 ms.
         await asyncio.sleep(0.2)

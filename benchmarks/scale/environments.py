@@ -25,7 +25,6 @@ from benchmarks.harness.models import RANDOM, model_folder
 from benchmarks.harness.raylets import Raylets, raylet_pid, raylets
 from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.servers import (
-    NAMESPACE,
     SMALL_ENGINE,
     Server,
     ServerError,
@@ -34,9 +33,6 @@ from benchmarks.harness.servers import (
     start_ours,
 )
 from benchmarks.harness.spread import bootstrap, median
-from benchmarks.machine.workers import changed
-from dynamo_local.control.operations import DRAIN_WORKER, SCALE
-from state.paths import StatePaths
 
 SUMMARY = "time and CPU to the first token, and starts of workers, on a Ray cluster against this machine"
 _ROUNDS, _PROBES, _STARTS = 10, 60, 3
@@ -69,11 +65,6 @@ class Side:
         raylets = () if self.cluster is None else map(raylet_pid, self.cluster.nodes)
         found = {process for raylet in raylets for process in descendants(raylet) if process.pid != raylet}
         return (*descendants(self.server.popen.pid), *found)
-
-    @property
-    def paths(self) -> StatePaths:
-        assert self.server.state_root is not None
-        return StatePaths(self.server.state_root, NAMESPACE)
 
 
 async def run(arguments: argparse.Namespace) -> Figures:
@@ -123,7 +114,7 @@ async def _turn(side: Side, seed: int) -> Figures:
     async with client_of(side.server) as client:
         for _ in range(_PROBES):
             answer = await client.complete(prompt(draw, 1), 1)
-            if answer.ttft_s is None or answer.error:
+            if answer.ttft_s is None or answer.failure:
                 raise ServerError(f"{side.name} failed a request: {answer.failure}")
             ttfts.append(answer.ttft_s)
     roles = usage(processes).since(before).roles
@@ -142,11 +133,11 @@ async def _starts(sides: Sequence[Side], starts: int, *, cold: bool) -> dict[str
                 _kill_forkserver(side.server)
             for more in (1, 2):
                 began = time.monotonic()
-                watcher, _ = await changed(side.paths, SCALE, {"targets": {_SERVICE: _WORKERS + more}})
-                added.append((watcher, time.monotonic() - began))
+                (outcome,) = await side.server.dynamo("scale", f"{_SERVICE}={_WORKERS + more}")
+                added.append((outcome["watcher"], time.monotonic() - began))
             found[side.name].append([took_s for _, took_s in added])
             for watcher, _ in added:
-                await changed(side.paths, DRAIN_WORKER, watcher=watcher)
+                await side.server.dynamo("drain", watcher)
             progress(f"{side.name}: one more worker after {', '.join(f'{took_s:.2f} s' for _, took_s in added)}")
     return found
 

@@ -13,7 +13,7 @@ from benchmarks.faults.clients import Asked, longest_gap_s
 from benchmarks.faults.kinds import FAULTS
 from benchmarks.faults.parts import all_ready, running
 from benchmarks.faults.table import show, together
-from dynamo_local.load.results.records import Completion
+from benchmarks.harness.client import Completion
 
 TRIAL: dict[str, Any] = {
     "under_way": 16,
@@ -44,8 +44,8 @@ class TestTheLongestGap:
             assert later < 50.0 or gap >= later - earlier
 
 
-def answer(tokens: list[int], *, ended: bool, error: str = "") -> Completion:
-    return Completion(token_ids=tokens, ended_s=5.0 if ended else None, error=error)
+def answer(tokens: list[int], *, ended: bool, failure: str = "") -> Completion:
+    return Completion(token_ids=tokens, ended_s=5.0 if ended else None, failure=failure)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def answer(tokens: list[int], *, ended: bool, error: str = "") -> Completion:
         (answer([1, 2, 3], ended=True), False),
         (answer([1, 2], ended=True), True),
         (answer([1, 2], ended=False), False),
-        (answer([1, 2], ended=True, error="lost"), False),
+        (answer([1, 2], ended=True, failure="lost"), False),
         (answer([1, 3], ended=False), True),
         (answer([1, 2, 3, 3], ended=True), True),
     ],
@@ -75,7 +75,7 @@ def test_what_ps_says() -> None:
 
 def test_the_table_tells_of_servers_that_ended(capsys: pytest.CaptureFixture[str]) -> None:
     ended = {**TRIAL, "lost": 16, "ready_s": None, "note": "the server ended", "errors": ["connection reset"]}
-    show(together([{"kill-circusd": [ended]}, {"kill-circusd": [TRIAL], "kill-host": [TRIAL]}]))
+    show("ours", together([{"kill-circusd": [ended]}, {"kill-circusd": [TRIAL], "kill-host": [TRIAL]}]))
     told = capsys.readouterr().out
     assert "16 of 32" in told
     assert "the server ended (1 of 2)" in told

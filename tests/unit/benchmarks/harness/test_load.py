@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.harness.accounting import Usage
+from benchmarks.harness.client import Completion
 from benchmarks.harness.load import Load
-from dynamo_local.load.results.records import Record
 
-ANSWERED = Record(0, 17, 8, sent_s=0.5, chunks_s=[1.0, 2.0, 3.0, 4.0], ended_s=4.0, tokens=8)
-LATE = Record(0, 17, 2, sent_s=2.5, chunks_s=[2.75, 3.25], ended_s=3.25, tokens=2)
-FAILED = Record(0, 17, 8, sent_s=2.0, ended_s=2.5, error="disconnected", detail="the connection was lost")
+ANSWERED = Completion(sent_s=0.5, chunks_s=[1.0, 2.0, 3.0, 4.0], ended_s=4.0, tokens=8)
+LATE = Completion(sent_s=2.5, chunks_s=[2.75, 3.25], ended_s=3.25, tokens=2)
+FAILED = Completion(sent_s=2.0, ended_s=2.5, failure="the connection was lost")
 
 
-def load(*records: Record) -> Load:
+def load(*records: Completion) -> Load:
     return Load(records, 2.0, 4.0, Usage({}, 0.0, 0.0, 2.0))
 
 
@@ -34,4 +34,4 @@ def test_latencies_count_from_the_beginning_of_the_time() -> None:
 def test_requests_that_failed_are_told_and_not_counted_as_ended() -> None:
     turn = load(LATE, FAILED)
     assert turn.requests_per_s == 0.5
-    assert turn.failures == ["disconnected: the connection was lost"]
+    assert turn.failures == ["the connection was lost"]

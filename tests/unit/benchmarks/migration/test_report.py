@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.migration.orders import Migration
 from benchmarks.migration.report import MOVE, REPLAY, Moved, report
-from dynamo_local.core.messages.admin import MigrationResult
 
 
 def moved(gap_s: float = 0.03, beside_tokens_per_s: float = 320.0) -> Moved:
     return Moved(
-        MigrationResult("r", "migrated", "", warm_s=0.1, gap_s=gap_s, gap_steps=1.5),
+        Migration("r", "migrated", "", None, warm_s=0.1, gap_s=gap_s, gap_steps=1.5),
         step_s=0.02,
         there_s=0.01,
         gap_s=gap_s,
@@ -29,11 +29,11 @@ def test_a_gap_is_told_in_steps_of_both_workers_and_streams_beside_are_compared_
 
 
 def test_arms_that_were_left_out_are_in_no_table(capsys: pytest.CaptureFixture[str]) -> None:
-    (figures,) = report({256: {MOVE: [moved(), moved(0.05)]}})
+    (figures,) = report("ours", {256: {MOVE: [moved(), moved(0.05)]}})
     assert [move["gap_s"] for move in figures["warm"]] == [0.03, 0.05]
     assert set(figures) == {"tokens", "warm"}
     printed = capsys.readouterr().out
     assert "by move" in printed
     assert "replay" not in printed
-    report({256: {REPLAY: [moved()]}})
+    report("ours", {256: {REPLAY: [moved()]}})
     assert "by replay" in capsys.readouterr().out
