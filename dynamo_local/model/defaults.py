@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamo_local.core.sizing.architecture import language_part
+from dynamo_local.model.known import parsed
 
 _READ = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
 """Without these a configuration is taken to rely on defaults. Settings that are left out on purpose, such as
@@ -45,7 +46,7 @@ def _replaced(config: dict[str, Any], part: Mapping[str, Any], by: dict[str, Any
 def class_defaults(model_type: str) -> Mapping[str, Any]:
     """Plain defaults of the configuration class with that `model_type`; none where it is not found."""
     for file in _sources(model_type):
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        for node in parsed(file.read_bytes()):
             if isinstance(node, ast.ClassDef):
                 values = dict(_plain_fields(node))
                 if values.get("model_type") == model_type:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
+from threading import Lock
 
 _REGISTRY = "model_executor/models/registry.py"
 _POOLING_TABLES = (
@@ -22,6 +23,10 @@ _QUANTIZATION = "model_executor/layers/quantization/__init__.py"
 _CONFIGS = "transformers_utils/config.py"
 _PLUGINS = "vllm.general_plugins"
 _OWN_PACKAGE = "dynamo_local"
+
+_parsing = Lock()
+"""Threads that make syntax trees at the same time share a count of their depth: CPython 3.11 raises SystemError or dies
+then."""
 
 
 @cache
@@ -168,9 +173,15 @@ def _statements(package: str, file: str) -> tuple[ast.stmt, ...]:
     if spec is None or spec.origin is None:
         return ()
     try:
-        return tuple(ast.parse((Path(spec.origin).parent / file).read_bytes()).body)
+        return tuple(parsed((Path(spec.origin).parent / file).read_bytes()))
     except (OSError, SyntaxError):
         return ()
+
+
+def parsed(source: bytes) -> list[ast.stmt]:
+    """The top-level statements of a module's source, from any thread. Raises SyntaxError."""
+    with _parsing:
+        return ast.parse(source).body
 
 
 def _target(statement: ast.stmt) -> str:
