@@ -60,10 +60,10 @@ class Sleepers:
         asking = Asking(name, is_chat=False, ignore_eos=True, extra={"temperature": 0})
         return Client(self.server.endpoint, asking, timeout_s=_TIMEOUT_S)
 
-    async def order(self, operation: Operation, fields: Any = None, **names: str) -> Any:
+    async def order(self, operation: Operation, fields: Any = None, name: str = "") -> Any:
         """Give an order, or ask. Raises ServerError if it is refused."""
         try:
-            return await asyncio.to_thread(self._control.do, operation, fields, timeout_s=_ORDER_S, **names)
+            return await asyncio.to_thread(self._control.do, operation, fields, timeout_s=_ORDER_S, name=name)
         except DynamoError as error:
             raise ServerError(f"{operation.name} is refused: {error}") from error
 

@@ -126,7 +126,7 @@ def test_the_workers_of_a_revision_from_the_first_to_the_last(tmp_path: Path) ->
         with pytest.raises(UsageError, match="endpoint chat, whose number of workers the server keeps"):
             asyncio.run(drain(server.paths, "chat@2_VllmWorker", RecordingReport()))
         with pytest.raises(UsageError, match="talk"):
-            asyncio.run(scale_endpoints(server.paths, {"talk": 3}))
+            scale_endpoints(server.paths, {"talk": 3})
         (restarted,) = asyncio.run(restart(server.paths, "chat", RecordingReport()))
         assert (restarted.done, restarted.watcher) == (True, f"{NAMESPACE}_chat@2_VllmWorker_1")
         holding = {name for name, component in server.state().components.items() if component.holds}

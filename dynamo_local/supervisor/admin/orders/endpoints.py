@@ -96,9 +96,10 @@ class EndpointClient:
                 self._pause(deadline)
 
     def _do(self, operation: Operation, name: str, fields: dict[str, Any] | None = None) -> Any:
-        # An empty name would lead to another path.
-        names = {"name": check_endpoint(name)} if "{name}" in operation.path else {}
-        return self.server.do(operation, fields, **names)
+        if "{name}" in operation.path:
+            # An empty one would lead to another path.
+            check_endpoint(name)
+        return self.server.do(operation, fields, name=name)
 
     def _pause(self, deadline: float) -> None:
         time.sleep(max(0.0, min(self.look_every_s, deadline - time.monotonic())))
