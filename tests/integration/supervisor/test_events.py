@@ -99,7 +99,7 @@ async def test_deaths_scalings_migrations_and_the_servers_own_life_are_told_with
             seen, _ = followed.communicate(timeout=PATIENCE_S)
 
     # A server that closes its socket has still to say that it has stopped.
-    assert [msgspec.to_builtins(event) for event in await streamed] == found[:-1]
+    assert json.loads(msgspec.json.encode(await streamed)) == found[:-1]
 
     def of(kind: str, watcher: str = "") -> list[dict[str, Any]]:
         name = f"{NAMESPACE}_{watcher}" if watcher else None
