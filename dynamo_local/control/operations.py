@@ -402,3 +402,5 @@ STOP = Operation(
 
 OPERATIONS = tuple(value for value in tuple(globals().values()) if isinstance(value, Operation))
 """All of the above, in their order."""
+CHANGES = (SCALE, DRAIN_WORKER, RESTART_WORKERS, CHANGE_ROLE, SET_SETTING, ROTATE_TOKEN)
+"""Those that change what runs, and that a server that stops takes no more."""

@@ -44,8 +44,6 @@ class AskedServer:
     store: StateStore
     circus: CircusClient
     record: Callable[[Event], None]
-    away: str = NO_ANSWER
-    """Why nothing is heard on the bus, where that is so."""
     _bus: Bus | None = field(default=None, init=False)
     _watch: FleetWatch | None = field(default=None, init=False)
     _failed: dict[str, Presence] = field(default_factory=dict, init=False)
@@ -65,13 +63,13 @@ class AskedServer:
         if self._bus is None:
             raise still_starting()
         if not await self._hears():
-            raise BusError(self.away, "NATS may be starting again: see `dynamo ps`" if self.away == NO_ANSWER else None)
+            raise BusError(NO_ANSWER, "NATS may be starting again: see `dynamo ps`")
         return self._bus
 
     async def presences(self) -> tuple[Mapping[str, Presence], str]:
         """Return the presences of all processes by watcher, or else why nothing is known of them."""
         if self._watch is None or not await self._hears():
-            return {}, self.away
+            return {}, NO_ANSWER
         return {**self._failed, **{each.watcher: each for each in self._watch.view.members()}}, ""
 
     async def look(self) -> FleetLook:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.control.operations import GET_USAGE, ROTATE_TOKEN, STOP, Call
+from dynamo_local.control.operations import CHANGES, GET_USAGE, ROTATE_TOKEN, STOP, Call
 from dynamo_local.core.errors import OrderError, SupervisorError
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.listener import ListenerHolder, bind
@@ -82,6 +82,8 @@ class Server:
         self._streams = ServerStreams(launch.graph, report, ownership, own_nats=launch.bus is None)
         machinery = self._machinery
         self._nodes = ServerNodes(launch, settings, machinery, report, self._tasks) if launch.clustered else None
+        self._link: Bus | None = None
+        """The server's connection to NATS: commands look at what is drained by it."""
         self.was_ready = False
         """Whether all services have been ready at the same time."""
 
@@ -108,8 +110,8 @@ class Server:
             if isinstance(self._bus, BusAddress):
                 # Deleted once all services have ended. A NATS server of our own takes its streams with it.
                 stack.push_async_callback(self._streams.delete, self._bus)
-            # The nodes once nobody sends requests any more, and while NATS runs.
-            after_root = None if self._nodes is None else partial(self._nodes.end, stop.hurry)
+            stack.push_async_callback(self._close_link)
+            after_root = partial(self._end_of_requests, stop.hurry)
             stack.push_async_callback(machinery.drain, stop_order(self._launch.graph), stop.hurry, after_root)
             # Pushed after the drain, hence called before it: connections that no frontend takes are refused then, and
             # nobody restarts what is being stopped.
@@ -117,12 +119,25 @@ class Server:
                 stack.callback(api.close)
                 self._tasks.spawn("API's socket", api.run())
             stack.push_async_callback(self._tasks.close)
+            # What runs is only looked at from here on.
+            stack.callback(control.withdraw, CHANGES)
             machinery.keep(self._plans(), on_healed=self._reconciler.request, on_room=self._streams.renew)
             self._tasks.spawn("operation", self._operate(control, asked))
             self._tasks.spawn("kept ownership", self._kept.failed())
             self._tasks.spawn("usage", usage.run())
             await machinery.until(stop.wanted)
             self._events.stopping()
+
+    async def _end_of_requests(self, hurry: asyncio.Event) -> None:
+        """End what is to end once nobody sends requests any more, and while NATS runs."""
+        if self._nodes is not None:
+            await self._nodes.end(hurry)
+        await self._close_link()
+
+    async def _close_link(self) -> None:
+        if self._link is not None:
+            await self._link.close()
+            self._link = None
 
     async def _stop(self, stop: StopRequest, call: Call) -> dict[str, Any]:
         hurry = call.fields(("hurry",)).get("hurry", False)
@@ -183,39 +198,36 @@ class Server:
         bus_file = self._paths.bus_file
         await asyncio.to_thread(write_bus_address, bus_file, address)
         bus = await Bus.connect(address, name="supervisor", deadline_s=self._settings.bus_deadline_s, file=bus_file)
-        try:
-            await self._streams.create(bus)
-            if self._launch.bus is None:
-                # Ends with the connections of this server, before its NATS does.
-                self._tasks.spawn("ownership", self._ownership.keep(self._streams.record(bus)))
-            subjects = Subjects(self._launch.graph.namespace)
-            watch = FleetWatch(bus, subjects, everywhere=True)
-            progress = Progress(
-                self._first_watchers(), self._report, machinery.restarter.note_ready, self._launch.importing
-            )
-            watch.subscribe(progress.on_change)
-            await self._events.start(bus, watch)
-            machinery.follow(watch)
-            await asked.follow(bus, watch)
-            await watch.start()
-            expiry = self._tasks.spawn("fleet", watch.run())
-            await machinery.hold_devices().serve(bus, subjects)
-            for plan in self._launch.services:
-                await machinery.add(plan)
-            await machinery.allow_changes(self._machine_plans())
-            self._tasks.spawn("reconciler", self._reconciler.run())
-            await asyncio.to_thread(machinery.files.remember)
-            self._take_token_orders(bus, watch, control)
-            if self._nodes is not None:
-                await self._nodes.start(bus, address, watch)
-                self._tasks.spawn("first workers", self._nodes.add_first_workers())
-            self._take_orders(bus, control)
-            self._spawn_controller(bus, watch, control)
-            await self._await_ready(progress)
-            await expiry
-        finally:
-            asked.away = "the server is stopping"
-            await bus.close()
+        self._link = bus
+        await self._streams.create(bus)
+        if self._launch.bus is None:
+            # Ends with the connections of this server, before its NATS does.
+            self._tasks.spawn("ownership", self._ownership.keep(self._streams.record(bus)))
+        subjects = Subjects(self._launch.graph.namespace)
+        watch = FleetWatch(bus, subjects, everywhere=True)
+        progress = Progress(
+            self._first_watchers(), self._report, machinery.restarter.note_ready, self._launch.importing
+        )
+        watch.subscribe(progress.on_change)
+        await self._events.start(bus, watch)
+        machinery.follow(watch)
+        await asked.follow(bus, watch)
+        await watch.start()
+        expiry = self._tasks.spawn("fleet", watch.run())
+        await machinery.hold_devices().serve(bus, subjects)
+        for plan in self._launch.services:
+            await machinery.add(plan)
+        await machinery.allow_changes(self._machine_plans())
+        self._tasks.spawn("reconciler", self._reconciler.run())
+        await asyncio.to_thread(machinery.files.remember)
+        self._take_token_orders(bus, watch, control)
+        if self._nodes is not None:
+            await self._nodes.start(bus, address, watch)
+            self._tasks.spawn("first workers", self._nodes.add_first_workers())
+        self._take_orders(bus, control)
+        self._spawn_controller(bus, watch, control)
+        await self._await_ready(progress)
+        await expiry
 
     def _machine_plans(self) -> tuple[WatcherPlan, ...]:
         """The watchers that are no service of the graph."""
