@@ -171,9 +171,9 @@ async def exchange(connection: _Connection, request: bytes, take: Callable[[byte
 async def _read_body(reader: asyncio.StreamReader, head: str, take: Callable[[bytes], None]) -> bool:
     """Read a body whose end the head tells; returns False for one that ends with its connection."""
     if "transfer-encoding: chunked" in head:
-        while size := int(await reader.readline(), 16):
+        while size := int(await reader.readuntil(b"\r\n"), 16):
             take((await reader.readexactly(size + 2))[:-2])
-        await reader.readline()
+        await reader.readuntil(b"\r\n")
     elif length := re.search(r"content-length: *(\d+)", head):
         take(await reader.readexactly(int(length[1])))
     else:

@@ -133,7 +133,7 @@ async def _steps(server: Server, seed: int) -> dict[str, float]:
     for streams in _STREAMS:
         load = await closed_loop(server, streams=streams, seconds=_TURN_S, seed=seed, shape=_SHAPE)
         if load.failures or not load.tokens_took_s:
-            raise ServerError(f"{server.name} did not decode: {load.failures[:1]}")
+            raise ServerError(f"{server.name} did not decode: {load.failures[:1]}\n{server.last_lines()}")
         steps[str(streams)] = median(load.tokens_took_s)
     return steps
 

@@ -69,6 +69,8 @@ _BESIDE_TOKENS = 3000
 _STEP_TOKENS = 16
 """A step after a cut computes the few tokens that came since, and one of each other stream."""
 _PATIENCE_S = 10.0
+_TOLD_WITHIN_S = 0.05
+"""Time in which the server hears of a migration that has ended."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -212,12 +214,13 @@ class _Stage:
         async with self._stream(size) as (answer, found_at):
             ordered = time.monotonic()
             (result,) = await self.orders.move(answer.request_id, *(["--cold"] if arm.cold else []))
-            answered = time.monotonic()
             if answer.failure or result.outcome != "migrated":
                 raise ServerError(f"a stream of {size} tokens was not moved: {answer.failure or result.why}")
         pairs = list(itertools.pairwise(answer.chunks_s))
-        cut, ended = max((pair for pair in pairs if pair[1] >= ordered and pair[0] <= answered), key=_gap_s)
-        # With the time that the command takes to start, it would be another's.
+        # Not from order to answer: a command that starts takes CPU time, and makes gaps of its own.
+        known_at = await self._known_at(answer.request_id)
+        begun = known_at - (result.gap_s or 0.0) - (result.warm_s or 0.0) - _TOLD_WITHIN_S
+        cut, ended = max((pair for pair in pairs if pair[1] >= begun and pair[0] <= known_at), key=_gap_s)
         begun = cut - (result.warm_s or 0.0)
         return Moved(
             result,
@@ -228,6 +231,12 @@ class _Stage:
             before_tokens_per_s=others.tokens_per_s(found_at, ordered),
             beside_tokens_per_s=others.tokens_per_s(begun, ended),
         )
+
+    async def _known_at(self, request_id: str) -> float:
+        """When the server knew that the request has moved."""
+        (event,) = [each for each in await self.server.events("migration") if each.get("request") == request_id]
+        moved_at: float = event["time"]
+        return moved_at - time.time() + time.monotonic()
 
     @contextlib.asynccontextmanager
     async def _stream(self, size: int) -> AsyncIterator[tuple[Completion, float]]:
