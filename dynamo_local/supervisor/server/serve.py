@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -32,6 +34,9 @@ def serve(launch: Launch, settings: ServerSettings, report: Report, controller: 
     namespace, here or elsewhere on the same bus, SupervisorError when services cannot be started or kept,
     KeyboardInterrupt if Ctrl-C has ended the server before it was ready.
     """
+    if sys.__stderr__ is not None:
+        # A crash of the interpreter ends everything else as well: it says at least where it was.
+        faulthandler.enable(sys.__stderr__)
     if asyncio.run(_serve(launch, settings, report, controller)):
         raise KeyboardInterrupt
 
