@@ -10,6 +10,7 @@ import math
 import types
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -20,6 +21,9 @@ Kind = Literal["int", "float", "bool", "str", "list", "dict", "any"]
 
 _T = TypeVar("_T")
 _INT64 = 2**63
+_converting = Lock()
+"""msgspec 0.22 notes what it knows of a dataclass before that is whole: another thread that converts to it meanwhile
+ends the process."""
 
 
 class KeySpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -268,7 +272,8 @@ def build_settings(kind: type[_T], service: str, config: Mapping[str, Any]) -> _
     fields = [field for field in dataclasses.fields(kind) if field.init]  # type: ignore[arg-type]
     values = {field.name: config[name] for field in fields if (name := canonical(field.name)) in config}
     try:
-        return msgspec.convert(values, kind, dec_hook=_decode_path)
+        with _converting:
+            return msgspec.convert(values, kind, dec_hook=_decode_path)
     except ValueError as error:  # msgspec.ValidationError is one
         raise ConfigError(f"configuration of {service}: {error}") from error
 
