@@ -28,7 +28,9 @@ from scripts.timings import Line, report
 ITEMS = items(ROOT, read_seconds())
 NAMES = st.text("abcdef", min_size=1, max_size=4).map(lambda name: f"tests/e2e/test_{name}.py")
 SOME = st.lists(
-    st.builds(Item, NAMES, st.sampled_from([*LANES]), st.just("e2e"), st.tuples(NAMES), st.floats(0, 400)), min_size=1
+    st.builds(Item, NAMES, st.sampled_from([*LANES]), st.just("e2e"), st.tuples(NAMES), st.floats(0, 400)),
+    min_size=1,
+    unique_by=lambda item: item.name,
 )
 
 
