@@ -24,6 +24,7 @@ from dynamo_local.bus.presence import Announcer
 from dynamo_local.bus.renewal import follow_address
 from dynamo_local.bus.rpc.client import CallClient
 from dynamo_local.bus.rpc.server import CallServer
+from dynamo_local.core.codec import prepare_structs
 from dynamo_local.core.errors import DynamoError, NotRunningError, StateError
 from dynamo_local.core.messages.presence import LeaseRevoked, Presence
 from dynamo_local.core.subjects import Subjects
@@ -137,6 +138,7 @@ class ServiceProcess:
         await self._client.start()
         self._tasks.spawn("calls made", self._client.run())
         cls = import_service(startup.service.target)
+        prepare_structs()
         sockets = Sockets.of_endpoint(state.circus_endpoint)
         folder = await asyncio.to_thread(make_folder, sockets, this_process(), self._lease)
         os.environ[SEGMENTS_ENV] = segment_prefix(startup.paths, self._lease)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from dynamo_local.core.codec import prepare_structs
+
 OWN_PREFIX = b"DYN_"
 """Environment variables of this project, which are all read at use."""
 
@@ -36,6 +38,7 @@ class Preloaded:
         """Import the modules, and prepare their memory to be shared by forks. Raises what the imports raise."""
         given = dict(os.environb)
         modules = tuple(map(importlib.import_module, names))
+        prepare_structs()
         settle_memory()
         return cls(modules, given, str(Path.cwd()))
 

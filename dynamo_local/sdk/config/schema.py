@@ -22,8 +22,7 @@ Kind = Literal["int", "float", "bool", "str", "list", "dict", "any"]
 _T = TypeVar("_T")
 _INT64 = 2**63
 _converting = Lock()
-"""msgspec 0.22 notes what it knows of a dataclass before that is whole: another thread that converts to it meanwhile
-ends the process."""
+"""Dataclasses are looked at as `core.codec.prepare_structs` says of structs, and are not known before."""
 
 
 class KeySpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 
 from dynamo_local.bus.jetstream.owner_record import BusRecord
 from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.core.codec import prepare_structs
 from dynamo_local.core.errors import BusError
 from dynamo_local.supervisor.server.controlled import Controller
 from dynamo_local.supervisor.server.launch.launch import Launch
@@ -37,6 +38,7 @@ def serve(launch: Launch, settings: ServerSettings, report: Report, controller: 
     if sys.__stderr__ is not None:
         # A crash of the interpreter ends everything else as well: it says at least where it was.
         faulthandler.enable(sys.__stderr__)
+    prepare_structs()
     if asyncio.run(_serve(launch, settings, report, controller)):
         raise KeyboardInterrupt
 
