@@ -24,8 +24,8 @@ MOST_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class Operation:
-    """One thing that can be asked. `path`: names in braces are given by whoever asks. `takes`: fields of the body, each
-    with what it is. `query`: parameters behind the path, in the same way."""
+    """A question to a server, or an order, as clients may send it. `path`: names in braces are parameters. `takes`:
+    fields of the body, each with its meaning. `query`: parameters of the query, likewise."""
 
     name: str
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -38,7 +38,7 @@ class Operation:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those of the path that whoever asks gives."""
+        """Parameters of the path."""
         return tuple(name for _, name, _, _ in Formatter().parse(self.path) if name)
 
     def path_for(self, names: Mapping[str, str]) -> str:
@@ -51,8 +51,8 @@ class Operation:
 
 @dataclass(frozen=True)
 class Call:
-    """One use of an operation. `names`: those of its path. `by`: name of the API key of who orders; empty: the owner of
-    the server, or a part of it."""
+    """A request for an operation. `names`: the parameters of its path. `by`: name of the API key of who orders; empty:
+    the owner of the server, or a part of it."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
@@ -84,6 +84,13 @@ class Call:
             return msgspec.convert(self.fields(), kind)
         except msgspec.ValidationError as error:
             raise OrderError(f"the body is not as it should be: {error}") from None
+
+    def switch(self, name: str) -> bool:
+        """Return the one field that the body may have, true or false; the latter without it. Raises OrderError."""
+        value = self.fields((name,)).get(name, False)
+        if not isinstance(value, bool):
+            raise OrderError(f"{name} must be true or false", param=name)
+        return value
 
     def number(self, name: str, otherwise: int) -> int:
         """Return a parameter of the query that is a whole number. Raises OrderError."""
@@ -403,4 +410,4 @@ STOP = Operation(
 OPERATIONS = tuple(value for value in tuple(globals().values()) if isinstance(value, Operation))
 """All of the above, in their order."""
 CHANGES = (SCALE, DRAIN_WORKER, RESTART_WORKERS, CHANGE_ROLE, SET_SETTING, ROTATE_TOKEN)
-"""Those that change what runs, and that a server that stops takes no more."""
+"""Orders that change what runs. A server that stops refuses them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from dynamo_local.cli.arguments import completion_values
-from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, server_of
 from dynamo_local.cli.output.console import Console
 from dynamo_local.cli.workers.scale import FORCE_HELP, check_done
 
@@ -28,12 +28,11 @@ def drain(watcher: str, namespace: str, force: bool, as_json: bool) -> None:
     """
     import msgspec
 
-    from dynamo_local.control.client import ControlClient
     from dynamo_local.control.operations import DRAIN_WORKER
     from dynamo_local.control.orders import carry_out
 
     step = Console(err=as_json).step
-    (outcome,) = carry_out(ControlClient(paths_of(namespace)), DRAIN_WORKER, {"force": force}, step, watcher=watcher)
+    (outcome,) = carry_out(server_of(namespace), DRAIN_WORKER, {"force": force}, step, watcher=watcher)
     if as_json:
         click.echo(msgspec.json.encode(outcome))
     check_done([outcome])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from dynamo_local.cli.arguments import completion_values
-from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, server_of
 from dynamo_local.cli.output.console import Console
 from dynamo_local.cli.workers.scale import check_done, ready_timeout_option
 
@@ -38,12 +38,11 @@ def restart(name: str, namespace: str, force: bool, ready_timeout: float | None,
     """
     import msgspec
 
-    from dynamo_local.control.client import ControlClient
     from dynamo_local.control.operations import RESTART_WORKERS
     from dynamo_local.control.orders import carry_out
 
     fields = {"name": name, "force": force, "ready_timeout_s": ready_timeout}
-    outcomes = carry_out(ControlClient(paths_of(namespace)), RESTART_WORKERS, fields, Console(err=as_json).step)
+    outcomes = carry_out(server_of(namespace), RESTART_WORKERS, fields, Console(err=as_json).step)
     if as_json:
         click.echo(msgspec.json.encode(outcomes))
     check_done(outcomes)

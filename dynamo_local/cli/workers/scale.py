@@ -10,7 +10,7 @@ import click
 
 from dynamo_local.cli.arguments import completion_values
 from dynamo_local.cli.arguments.numbers import FiniteRange
-from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of
+from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, server_of
 from dynamo_local.cli.output.console import Console
 from dynamo_local.core.errors import SupervisorError, UsageError
 
@@ -62,20 +62,23 @@ def scale(targets: tuple[str, ...], namespace: str, force: bool, ready_timeout: 
 
     import msgspec
 
-    from dynamo_local.control.client import ControlClient
-    from dynamo_local.control.operations import SCALE
+    from dynamo_local.control.operations import SCALE, SCALE_ENDPOINT
     from dynamo_local.control.orders import carry_out
-    from dynamo_local.supervisor.actuator.endpoint_commands import endpoint_named, scale_endpoints
+    from dynamo_local.supervisor.actuator.endpoint_commands import endpoint_named
+    from dynamo_local.supervisor.admin.orders.endpoints import EndpointClient
 
-    paths, wanted = paths_of(namespace), parse_targets(targets)
+    server, wanted = server_of(namespace), parse_targets(targets)
     of_endpoints = {name: number for name, number in wanted.items() if endpoint_named(name)}
     of_services = {name: number for name, number in wanted.items() if name not in of_endpoints}
     outcomes: Sequence[Mapping[str, Any]] = ()
     if of_services:
         fields = {"targets": of_services, "force": force, "ready_timeout_s": ready_timeout}
-        outcomes = carry_out(ControlClient(paths), SCALE, fields, Console(err=as_json).step)
+        outcomes = carry_out(server, SCALE, fields, Console(err=as_json).step)
     all_done = all(outcome["done"] for outcome in outcomes)
-    ordered = scale_endpoints(paths, of_endpoints) if of_endpoints and all_done else []
+    ordered = [
+        EndpointClient(server).order(SCALE_ENDPOINT, name, {"workers": number})
+        for name, number in (of_endpoints if all_done else {}).items()
+    ]
     if as_json:
         click.echo(msgspec.json.encode([*outcomes, *map(_order_fields, ordered)]))
     elif not outcomes and not ordered:

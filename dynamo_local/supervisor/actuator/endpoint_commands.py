@@ -1,20 +1,13 @@
-"""Endpoints in commands: names of them and of their workers, and orders to the server, which keeps their numbers of
-workers."""
+"""Endpoints in commands about workers: names of them and of their workers, whose number the server keeps."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
-from dynamo_local.control.client import ControlClient
-from dynamo_local.control.operations import SCALE_ENDPOINT
 from dynamo_local.core.errors import UsageError
-from dynamo_local.core.messages.endpoints import EndpointView
 from dynamo_local.core.names import endpoint_of, parse_revision
 from dynamo_local.core.planning.actions import Action, Restart
-from dynamo_local.supervisor.admin.orders.endpoints import EndpointClient
 from dynamo_local.supervisor.server.launch.blueprint import is_worker
-from state.paths import StatePaths
 from state.statefile.model import Component, State
 
 _OF_WORKER = re.compile(r"(?:[A-Za-z0-9-]+_)?(?P<endpoint>[a-z0-9-]+)@[0-9]+_.*")
@@ -47,10 +40,3 @@ def check_not_of_endpoint(worker: Component) -> None:
             f"{worker.watcher_name} is a worker of endpoint {endpoint}, whose number of workers the server keeps",
             f"`dynamo scale {endpoint}=NUMBER` sets that number, and `dynamo restart` replaces the worker",
         )
-
-
-def scale_endpoints(paths: StatePaths, targets: Mapping[str, int]) -> list[EndpointView]:
-    """Order so many workers for each endpoint, and return the endpoints as they are then: the workers come and go
-    afterwards. Raises as `ControlClient.do`, at the first order that is refused."""
-    client = EndpointClient(ControlClient(paths))
-    return [client.order(SCALE_ENDPOINT, name, {"workers": number}) for name, number in targets.items()]

@@ -64,7 +64,7 @@ def _of_frontend(
 
 
 class MigrationWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One request to migrate, or all requests of the worker `source`.
+    """An order to migrate one request, or all requests of the worker `source`.
 
     `request`: the id that its client knows, or the beginning of it. `source`, `to`: watchers' names. `cold`: without
     KV, which the destination then computes.

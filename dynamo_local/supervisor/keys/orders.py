@@ -19,7 +19,6 @@ from dynamo_local.control.operations import (
     Call,
     Handlers,
 )
-from dynamo_local.core.errors import OrderError
 from dynamo_local.core.keys.checks import DEFAULT_OVERLAP_S, check_key, check_overlap, read_terms
 from dynamo_local.core.keys.registry import KeyRegistry, create_key, revoke_key, rotate_key
 from dynamo_local.core.keys.values import PREFIX, SECRET_BYTES, ApiKey, digest_of, view_of
@@ -75,9 +74,7 @@ class KeyOrders:
         return {**self._shown(after.key(name)), "secret": secret}
 
     async def revoke(self, call: Call) -> dict[str, Any]:
-        name, opens = call.name(check_key), call.fields(("open",)).get("open", False)
-        if not isinstance(opens, bool):
-            raise OrderError("open must be true or false", param="open")
+        name, opens = call.name(check_key), call.switch("open")
         after = await self._change(lambda registry: revoke_key(registry, name, opens=opens))
         opened = "" if after.keys else "; no key is left, the server answers everybody"
         self._record(f"key {name} revoked{opened}", call)

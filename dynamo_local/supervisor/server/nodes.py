@@ -73,7 +73,7 @@ class ServerNodes:
         """Of the nodes' devices."""
         self._slots: Slots | None = None
         self.places: ClusterPlaces | None = None
-        """Those of the head and of all nodes, once started."""
+        """The places of the head and of all nodes. None until `start`."""
         self.rooms: Mapping[str, NodeRoom] = {}
         """The devices of the nodes that live, as of a second ago."""
         self.given_up: dict[str, str] = {}

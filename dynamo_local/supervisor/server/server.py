@@ -12,7 +12,7 @@ from typing import Any
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.control.operations import CHANGES, GET_USAGE, ROTATE_TOKEN, STOP, Call
-from dynamo_local.core.errors import OrderError, SupervisorError
+from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.listener import ListenerHolder, bind
 from dynamo_local.supervisor.actuator.commands import WorkerOrders
@@ -140,9 +140,7 @@ class Server:
             self._link = None
 
     async def _stop(self, stop: StopRequest, call: Call) -> dict[str, Any]:
-        hurry = call.fields(("hurry",)).get("hurry", False)
-        if not isinstance(hurry, bool):
-            raise OrderError("hurry must be true or false", param="hurry")
+        hurry = call.switch("hurry")
         self._report.step(f"ordered to stop{' at once' if hurry else ''}")
         stop.wanted.set()
         if hurry:

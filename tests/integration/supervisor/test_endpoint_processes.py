@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.control.client import ControlClient
-from dynamo_local.control.operations import DRAIN_WORKER, RESTART_WORKERS
+from dynamo_local.control.operations import DRAIN_WORKER, RESTART_WORKERS, SCALE_ENDPOINT
 from dynamo_local.control.orders import carry_out
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.messages.routing import Assignment, AssignRequest
@@ -21,9 +21,9 @@ from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.sdk.graph import load_graph
-from dynamo_local.supervisor.actuator.endpoint_commands import scale_endpoints
 from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.admin.connect import bus_of
+from dynamo_local.supervisor.admin.orders.endpoints import EndpointClient
 from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
 from dynamo_local.supervisor.server.launch.plan import revision_templates
 from state.files import make_private_directory
@@ -129,7 +129,7 @@ def test_the_workers_of_a_revision_from_the_first_to_the_last(tmp_path: Path) ->
         with pytest.raises(UsageError, match="endpoint chat, whose number of workers the server keeps"):
             carry_out(client, DRAIN_WORKER, {}, step, watcher="chat@2_VllmWorker")
         with pytest.raises(UsageError, match="talk"):
-            scale_endpoints(server.paths, {"talk": 3})
+            EndpointClient(client).order(SCALE_ENDPOINT, "talk", {"workers": 3})
         (restarted,) = carry_out(client, RESTART_WORKERS, {"name": "chat"}, step)
         assert (restarted["done"], restarted["watcher"]) == (True, f"{NAMESPACE}_chat@2_VllmWorker_1")
         holding = {name for name, component in server.state().components.items() if component.holds}

@@ -120,7 +120,7 @@ async def test_a_refusal_to_wake_is_not_the_silence_of_a_server_that_starts(path
 async def test_a_server_that_is_stopped_holds_up_nobody_else(
     paths: StatePaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes connections, and does not answer. Threads of others are free, however many wait for it."""
+    """Requests that wait for a server that accepts connections and never answers hold up no other thread."""
     monkeypatch.setattr("components.frontend.endpoints.waking.ANSWER_S", 0.5)
     waking = WakingServer(paths)
     paths.run_dir.mkdir(parents=True)

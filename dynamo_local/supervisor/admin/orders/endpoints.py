@@ -96,8 +96,7 @@ class EndpointClient:
                 self._pause(deadline)
 
     def _do(self, operation: Operation, name: str, fields: dict[str, Any] | None = None) -> Any:
-        if "{name}" in operation.path:
-            # An empty one would lead to another path.
+        if operation.names:
             check_endpoint(name)
         return self.server.do(operation, fields, name=name)
 
