@@ -199,6 +199,13 @@ def run_sides(arguments: Sequence[str], sides: int) -> list[tuple[int, Outcomes]
         return list(zip(codes, noted, strict=True))
 
 
+def keep_compiled_modules() -> None:
+    """Have modules compiled once. Where the environment forbids to keep them, each process of a server compiles ours
+    again, for a second of a core."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+
+
 def record(path: Path) -> None:
     """Have this process and all that it starts note what they do in a new file."""
     path.unlink(missing_ok=True)
@@ -349,6 +356,7 @@ def main(arguments: Sequence[str]) -> int:
     for line in turn.lines() if turn is not None else []:
         say(line)
     signal.signal(signal.SIGTERM, stop)
+    keep_compiled_modules()
     if options.record is not None:
         record(options.record)
     with imported(any(run.suite in FORKING for run in runs)):

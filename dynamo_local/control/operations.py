@@ -338,7 +338,8 @@ LIST_EVENTS = Operation(
     "stream begins with those of the last hour, and after a header Last-Event-ID with those after that event.",
     query={
         "after": "Id of an event: only those after it. An id of an earlier server leaves none out.",
-        "kind": "Only events of these kinds, with commas between them.",
+        "kind": "Only events of these kinds, with commas between them. Those of requests, kind `request`, are told "
+        "only if they are asked for: at most 50 new requests a second of each frontend, the others are left out.",
     },
 )
 

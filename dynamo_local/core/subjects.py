@@ -214,6 +214,11 @@ class Subjects:
         """Events (core/messages/events.py) of processes other than the server, which writes them down."""
         return f"{self._server}.events"
 
+    @property
+    def request_news(self) -> str:
+        """What happens to the requests of frontends (core/messages/events.py)."""
+        return f"{self._server}.request_news"
+
     def migrations(self, lease: str) -> str:
         """Tells a worker to prepare a migration to it (request and answer)."""
         return f"{self._root}.migrations.{lease}"

@@ -69,7 +69,7 @@ CHANGES = (
 )
 """Commands that change a server that runs, in their order."""
 SIGNS: tuple[tuple[str, str], ...] = (
-    (r"dyn-[\w-]{20,}", "SECRET"),
+    (r"dyn-[\w-]{20,}|whsec_[\w+/=]+", "SECRET"),
     (r"\b[0-9a-f]{16,64}\b", "ID"),
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?(\.\d+)?([+-]\d\d:\d\d|Z)?", "TIME"),
     (r"\b\d\d:\d\d:\d\d\b", "TIME"),

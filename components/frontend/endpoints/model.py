@@ -14,6 +14,7 @@ from components.frontend.http.models import ModelEntry
 from components.frontend.migration.rebalancer import Rebalancer
 from components.frontend.placing.assigner import Assigner, LocalAssigner, RouterAssigner
 from components.frontend.prefill.prefill_jobs import PrefillJobs
+from components.frontend.requests.request_news import RequestEvents
 from components.frontend.settings import FrontendSettings, limits_of
 from dynamo_local.bus.events import publish_event
 from dynamo_local.bus.jetstream.live_settings import LiveSettingsWatch
@@ -154,6 +155,9 @@ class ServedModel:
             tasks.spawn("queue length", self.graph.follow_queue())
         self.dispatcher.migrations.statistics.subscribe(self._on_migrations)
         self.dispatcher.migrations.record = self._record
+        news = RequestEvents(self.dispatcher.table.requests, self._watcher_of)
+        self.dispatcher.table.on_end = news.end
+        tasks.spawn("events of requests", news.run(self.scope.bus, self.scope.subjects))
         await self._application.start(progress)
         await self._learn_names()
         self.entry.app, self.entry.cards = self._application, self._application.cards
@@ -232,6 +236,10 @@ class ServedModel:
     def _record(self, event: Event) -> None:
         scope = self.scope
         scope.tasks.spawn("event", publish_event(scope.bus, scope.subjects, event))
+
+    def _watcher_of(self, lease: str) -> str:
+        worker = self.fleet.view.get(lease)
+        return "" if worker is None else worker.watcher
 
     def _assigner(self) -> Assigner:
         scope = self.scope

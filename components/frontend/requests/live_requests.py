@@ -39,6 +39,7 @@ class LiveRequest:
     """Where it goes is noted there. None: nobody asks."""
     recording: Recording | None = None
     """Takes what it outputs. None: its answer is not kept."""
+    first_token_at: float | None = None
 
     @property
     def request_id(self) -> str:
@@ -74,6 +75,8 @@ class LiveRequest:
     def accepted(self, now: float) -> None:
         """Note that tokens of the request were accepted."""
         self.pace.note(now)
+        if self.first_token_at is None:
+            self.first_token_at = now
         self.recovery.accept(self.log.position)
         self.migration.accept(now)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -38,7 +38,8 @@ class RequestTable:
     """All live requests of one frontend, and what becomes of them.
 
     `outputs` is what the OpenAI server is to get. The parts that place requests are built here, too: `placer`,
-    `trials` of suspect requests, and `remote_prefill`.
+    `trials` of suspect requests, and `remote_prefill`. `on_end` is called with each request that ends, and whether it
+    has failed.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class RequestTable:
         self.placer = Placer(self.requests, link, fleet, assigner, deadlines)
         self.trials = Trials(self.requests, link, fleet, tasks, deadlines)
         self.remote_prefill = RemotePrefill(self, link, tasks, jobs)
+        self.on_end: Callable[[LiveRequest, bool], None] = lambda live, failed: None
 
     def add(self, request: Request, notes: RouteNotes | None = None, recording: Recording | None = None) -> None:
         """Begin the request's log, and place it. `notes`: where it goes is noted there. `recording`: has what it has
@@ -93,6 +95,7 @@ class RequestTable:
         """End requests without an answer: they have been answered in full, or nobody wants the answer."""
         # All are taken out before the first is seen to: what becomes of it may depend on which others are wanted.
         for live in [live for request_id in request_ids if (live := self.requests.pop(request_id, None)) is not None]:
+            self.on_end(live, False)
             await self._leave_worker(live)
 
     async def fail(self, live: LiveRequest, why: str, fault: Fault | None = None) -> None:
@@ -105,6 +108,7 @@ class RequestTable:
         if live.recording is not None:
             live.recording.take(failed)
         self.outputs.put_nowait(Outputs(time.monotonic(), (failed,)))
+        self.on_end(live, True)
         await self._leave_worker(live)
 
     async def lose(self, live: LiveRequest, epoch: int) -> None:

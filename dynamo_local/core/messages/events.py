@@ -28,7 +28,14 @@ EVENT_KINDS = {
     "key": "an API key is created, rotated or revoked",
     "endpoint": "an endpoint is created, changes its state, or is deleted",
 }
-"""Kinds of events, each with its meaning."""
+"""Kinds of events that the server writes down, each with its meaning."""
+
+REQUEST = "request"
+TOLD_KINDS = {
+    **EVENT_KINDS,
+    REQUEST: "a request has a worker, its first token, or has ended; told to who asks for this kind, not written down",
+}
+"""Kinds of events that the control API tells."""
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -39,7 +46,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     kind: str
-    """The kind, of `EVENT_KINDS`; events of later versions may have others."""
+    """The kind, of `TOLD_KINDS`; events of later versions may have others."""
     what: str
     why: str = ""
     watcher: str = ""
@@ -51,7 +58,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     devices: tuple[int, ...] = ()
     """Devices that were claimed or freed."""
     request: str | None = None
-    """Id of the migrated request, as its client knows it."""
+    """Id of the request concerned, as its client knows it."""
     outcome: str | None = None
     """Outcome of the migration (core/migration/protocol.py)."""
     source: str | None = None
@@ -66,9 +73,20 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """Endpoint that the devices are given to."""
     took_s: float | None = None
     """Of an endpoint: from its being woken, or from the decision to give its devices away, to the worker that is ready,
-    in seconds."""
+    in seconds. Of a request: the time since it came."""
     key: str = ""
     """Name of the API key by which somebody has ordered what happened; empty: the owner of the server, or nobody."""
     gap_s: float | None = None
     """From the last token before the migration's cut to the first token after it, in seconds."""
+    tokens: int | None = None
+    """Number of tokens that the request has output."""
+    v: int = VERSION
+
+
+class RequestNews(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What has happened to requests of a frontend lately. `left_out`: new requests of which nothing is told, because
+    they were too many."""
+
+    events: tuple[Event, ...]
+    left_out: int = 0
     v: int = VERSION

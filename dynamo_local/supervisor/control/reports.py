@@ -14,7 +14,7 @@ import msgspec
 from dynamo_local.control.operations import GET_LOG, LIST_EVENTS, Call, Handlers
 from dynamo_local.core.errors import OrderError
 from dynamo_local.core.http.json_text import as_line
-from dynamo_local.core.messages.events import EVENT_KINDS
+from dynamo_local.core.messages.events import REQUEST, TOLD_KINDS
 from dynamo_local.core.messages.places import MOST_LOG_LINES
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.supervisor.control.api import EventStream
@@ -44,11 +44,11 @@ class EventAnswers:
         kinds, after = _kinds_in(call), self.recent.number_of(call.query.get("after", ""))
         if call.streams:
             return EventStream(self._told(after, kinds), self.taken_within_s)
-        return {"object": "list", "data": [self._shown(one) for one in self.recent.after(after) if _is_of(one, kinds)]}
+        return {"object": "list", "data": [self._shown(one) for one in self._after(after, kinds) if _is_of(one, kinds)]}
 
     async def _told(self, after: int, kinds: Collection[str]) -> AsyncIterator[bytes]:
         while True:
-            found, ended = self.recent.after(after), self.recent.ended
+            found, ended = self._after(after, kinds), self.recent.ended
             for one in found:
                 # Comments as well in place of what is left out: a reader hears that the stream is alive.
                 yield self._message(one) if _is_of(one, kinds) else _BEAT
@@ -57,6 +57,9 @@ class EventAnswers:
                 return
             if not found and not await self.recent.changed(self.heartbeat_s):
                 yield _BEAT
+
+    def _after(self, number: int, kinds: Collection[str]) -> list[Recent]:
+        return self.recent.after(number, REQUEST in kinds)
 
     def _message(self, one: Recent) -> bytes:
         data = as_line(msgspec.json.encode(self._shown(one)))
@@ -91,8 +94,8 @@ def _kinds_in(call: Call) -> Collection[str]:
     text = call.query.get("kind", "")
     kinds = text.split(",") if text else ()
     for kind in kinds:
-        if kind not in EVENT_KINDS:
-            there = ", ".join(EVENT_KINDS)
+        if kind not in TOLD_KINDS:
+            there = ", ".join(TOLD_KINDS)
             raise OrderError(f"there are no events of kind {kind[:60]!r}", f"there are: {there}", param="kind")
     return kinds
 

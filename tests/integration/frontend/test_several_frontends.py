@@ -20,6 +20,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import LIST_EVENTS
 from dynamo_local.core.fleet.view import FRONTEND_ROLE
 from tests.integration.server_process import PATIENCE_S, READY_WITHIN_S, ServerProcess, eventually
 
@@ -59,6 +61,11 @@ class Frontends(ServerProcess):
 
     def requests(self) -> list[dict[str, Any]]:
         return list(self.command("requests")["requests"])
+
+    def told(self, what: str) -> set[str]:
+        """Ids of the requests to which that has happened, as the control API tells."""
+        events = ControlClient(self.paths).do(LIST_EVENTS, query={"kind": "request"})["data"]
+        return {event["request"] for event in events if event["what"] == what}
 
     def get(self, path: str) -> str:
         """The answer on a connection of its own, which either frontend may take."""
@@ -165,6 +172,7 @@ def test_any_speaks_for_all_and_one_that_is_killed_costs_its_own_requests(server
         for _ in range(3):
             assert json.loads(server.get("/load")) == {"server_load": STREAMS}
         eventually(server.shows_all_streams, "the requests of all frontends are not shown")
+        eventually(lambda: set(owners) <= server.told("first token"), "requests of a frontend are not told")
         # The one that has the fewer is killed: the others are many.
         victim, has = min(
             Counter(dict.fromkeys(server.frontends(), 0) | Counter(owners.values())).items(),
@@ -178,6 +186,7 @@ def test_any_speaks_for_all_and_one_that_is_killed_costs_its_own_requests(server
     assert {owners[stream.id] for stream in lost} <= {victim}
     assert len(lost) == has
     finished = [stream for stream in streams if stream.ended]
+    eventually(lambda: {stream.id for stream in finished} <= server.told("ended"), "the end of a request is not told")
     with ThreadPoolExecutor(STREAMS) as pool:
         assert [stream.text for stream in finished] == list(pool.map(Stream.whole, finished))
     after = server.metrics()

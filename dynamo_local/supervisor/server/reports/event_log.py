@@ -23,7 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from dynamo_local.core.http.json_text import as_line
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.events import REQUEST, Event
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 
 MAX_PENDING = 10_000
@@ -54,6 +54,8 @@ class RecentEvents:
         self._began = f"{began * 1000:.0f}"
         self._clock = clock
         self._kept: deque[Recent] = deque(maxlen=MAX_RECENT)
+        self._of_requests: deque[Recent] = deque(maxlen=MAX_RECENT)
+        """Apart: they are many, and push out no others."""
         self._number = 0
         self._news = asyncio.Event()
         self.ended = False
@@ -62,9 +64,10 @@ class RecentEvents:
     def add(self, event: Event) -> None:
         """Keep an event, and tell those who wait for one."""
         self._number += 1
-        self._kept.append(Recent(self._number, self._clock(), event))
-        while self._kept[0].at < self._clock() - RECENT_S:
-            self._kept.popleft()
+        now, kept = self._clock(), self._of_requests if event.kind == REQUEST else self._kept
+        kept.append(Recent(self._number, now, event))
+        while kept[0].at < now - RECENT_S:
+            kept.popleft()
         self._tell()
 
     def end(self) -> None:
@@ -81,9 +84,10 @@ class RecentEvents:
         began, _, number = event_id.partition(".")
         return int(number) if began == self._began and number.isdecimal() else 0
 
-    def after(self, number: int) -> list[Recent]:
-        """Return the events after that number, the oldest first."""
-        return [*takewhile(lambda kept: kept.number > number, reversed(self._kept))][::-1]
+    def after(self, number: int, of_requests: bool = False) -> list[Recent]:
+        """Return the events after that number, the oldest first; those of requests if they are wanted."""
+        rings = (self._kept, self._of_requests) if of_requests else (self._kept,)
+        return sorted(one for ring in rings for one in takewhile(lambda kept: kept.number > number, reversed(ring)))
 
     async def changed(self, within_s: float) -> bool:
         """Wait for an event, or for the end. Returns False if the time was over first."""
@@ -118,11 +122,15 @@ class EventLog:
 
     def add(self, event: Event) -> None:
         """Append an event; one without a time gets the present one."""
-        dated = event if event.time else replace(event, time=round(self._wall_clock(), 3))
+        dated = self._dated(event)
         # Written by the caller's thread: a line goes to the kernel's cache, and events keep their order.
         self._pending.append(as_line(msgspec.json.encode(dated)))
         self.flush()
         self.recent.add(dated)
+
+    def tell(self, event: Event) -> None:
+        """Tell those who follow events of one that is not written down."""
+        self.recent.add(self._dated(event))
 
     def flush(self) -> None:
         """Write the events that are kept, if there are any."""
@@ -134,6 +142,9 @@ class EventLog:
             self._failure.note(f"events cannot be written to {self._path}, and are kept: {error.strerror}")
         else:
             self._failure.note("")
+
+    def _dated(self, event: Event) -> Event:
+        return event if event.time else replace(event, time=round(self._wall_clock(), 3))
 
     def _append(self, line: bytes) -> None:
         # Opened for each event, because the file may have been removed.

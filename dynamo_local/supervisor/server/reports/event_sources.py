@@ -13,7 +13,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.fleet.view import Change, Happened
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.events import REQUEST, Event, RequestNews
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import LOCAL_NODE, shown_node
 from dynamo_local.core.request.told import told_id
@@ -69,9 +69,16 @@ class ServerEvents:
         """Follow the fleet, which the caller starts, and the events that other processes publish."""
         watch.subscribe(PresenceEvents(self.record).on_change)
         await bus.listen(self._subjects.events, Event, self._on_event)
+        await bus.listen(self._subjects.request_news, RequestNews, self._on_requests)
 
     async def _on_event(self, event: Event) -> None:
         self.record(event if event.request is None else replace(event, request=told_id(event.request)))
+
+    async def _on_requests(self, news: RequestNews) -> None:
+        for event in news.events:
+            self._log.tell(event)
+        if news.left_out:
+            self._log.tell(Event(REQUEST, f"{news.left_out} requests are left out", "they come too fast"))
 
 
 class PresenceEvents:
