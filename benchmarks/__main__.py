@@ -43,6 +43,7 @@ MODULES = {
     "endpoints": "endpoints.endpoints",
     "endpoint-kills": "endpoints.kills",
     "endpoint-orders": "endpoints.orders",
+    "order-kills": "endpoints.order_kills",
     "wake": "endpoints.wake",
     "wake-kills": "endpoints.wake_kills",
     "turns": "endpoints.turns",

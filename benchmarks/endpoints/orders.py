@@ -78,7 +78,7 @@ class Orders:
             return
         order, after = self._order(kind)
         try:
-            await self._ask(*order)
+            await self.ask(*order)
         except UsageError as error:
             self.counts[f"{kind}, refused {status_of(error)}"] += 1
         else:
@@ -102,7 +102,7 @@ class Orders:
             return (SCALE_ENDPOINT, name, {"workers": self.random.randint(1, 2)}), self.expected
         return (DELETE_ENDPOINT, name, None), {other: spec for other, spec in self.expected.items() if other != name}
 
-    async def _ask(self, operation: Operation, name: str = "", fields: Any = None) -> Any:
+    async def ask(self, operation: Operation, name: str = "", fields: Any = None) -> Any:
         ask = ControlClient(self.paths).do
         return await asyncio.to_thread(ask, operation, fields, timeout_s=_ANSWER_S, name=name)
 
@@ -116,7 +116,7 @@ class Orders:
     async def _kill_server_under_an_order(self) -> None:
         """Kill `dynamo serve` at any moment of an order, and start the next one in its place."""
         order, after = self._order(self.random.choice(("create", "update", "delete")))
-        asking = asyncio.create_task(self._ask(*order))
+        asking = asyncio.create_task(self.ask(*order))
         await asyncio.sleep(self.random.random() * 0.02)
         # Not its child processes: these notice it by themselves.
         self.server.popen.kill()
@@ -140,7 +140,7 @@ class Orders:
         async with asyncio.timeout(_SETTLED_WITHIN_S):
             while True:
                 with contextlib.suppress(DynamoError):
-                    await self._ask(LIST_ENDPOINTS)
+                    await self.ask(LIST_ENDPOINTS)
                     return
                 if self.server.popen.poll() is not None:
                     raise ServerError(f"the server ended:\n{self.server.last_lines()}")
@@ -157,12 +157,12 @@ class Orders:
 
     async def delete_all(self) -> None:
         for name in tuple(self.expected):
-            await self._ask(DELETE_ENDPOINT, name)
+            await self.ask(DELETE_ENDPOINT, name)
         self.expected = {}
 
     async def _differences(self) -> list[str]:
         """What is not as it was ordered."""
-        views = [view_of(content) for content in (await self._ask(LIST_ENDPOINTS))["data"]]
+        views = [view_of(content) for content in (await self.ask(LIST_ENDPOINTS))["data"]]
         wrong = [f"{v.spec.name} is {v.status.state}: {v.status.reason}" for v in views if v.status.state != "ready"]
         if self._registered() != self.expected or {v.spec.name for v in views} != set(self.expected):
             wrong.append(f"the registry has {sorted(self._registered())}, ordered were {sorted(self.expected)}")
