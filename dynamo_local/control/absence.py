@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dynamo_local import __version__
 from dynamo_local.control.errors import only_starting
 from dynamo_local.core.errors import NotRunningError, UnansweredError
 from dynamo_local.core.server_choice import START_REMEDY
@@ -27,6 +28,12 @@ def why_absent(paths: StatePaths) -> UnansweredError:
     record = read_record(paths)
     if record is None and not paths.statefile.exists():
         return only_starting(namespace)
+    if record is not None and record.release != __version__:
+        release = f"release {record.release}" if record.release else "an earlier release"
+        return UnansweredError(
+            f"the server in namespace {namespace} is of {release}, this command of {__version__}",
+            "use the `dynamo` that started it, or end it: `dynamo stop`",
+        )
     if not paths.run_dir.exists():
         return _removed(paths.run_dir)
     if record is None or record.phase == "running" or paths.blueprint_file.exists():

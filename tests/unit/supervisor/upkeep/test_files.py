@@ -156,6 +156,9 @@ def test_starting_stopping_and_removed_are_told_apart(case: Case) -> None:
     for phase, why in expected:
         write_record(case.paths, ServerRecord(phase))
         assert re.search(why, str(why_absent(case.paths)))
+    case.paths.record_file.write_text('{"phase": "running"}')
+    assert "is of an earlier release" in str(why_absent(case.paths))
+    write_record(case.paths, ServerRecord("running"))
     shutil.rmtree(case.paths.run_dir)
     assert f"{case.paths.run_dir} was removed" in str(why_absent(case.paths))
     case.paths.statefile.unlink()
