@@ -6,10 +6,10 @@ A subclass of `PlacesContract` gives the fixture `site`.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Literal, Protocol
 
 import pytest
+from msgspec.structs import replace
 
 from dynamo_local.core.errors import DeviceError, DynamoError, SupervisorError
 from dynamo_local.core.names import Watcher
@@ -78,7 +78,7 @@ async def claimed(site: Site, index: int = 0, program: Program = "runs") -> tupl
 
 async def started(site: Site, index: int = 0, program: Program = "runs") -> Reservation:
     reservation, plan = await claimed(site, index, program)
-    await site.places.start(reservation, plan)
+    await site.places.start(plan)
     await site.begun(plan.name)
     return reservation
 
@@ -164,15 +164,15 @@ class PlacesContract:
         plan = site.plan(reservation, "runs")
         await site.places.release(plan.name)
         with pytest.raises(SupervisorError, match="reserve"):
-            await site.places.start(reservation, plan)
+            await site.places.start(plan)
         assert plan.name not in await site.places.statuses()
 
     async def test_to_start_what_runs_is_harmless(self, site: Site) -> None:
-        reservation, plan = await claimed(site)
-        await site.places.start(reservation, plan)
+        _, plan = await claimed(site)
+        await site.places.start(plan)
         await site.begun(plan.name)
         pids = site.pids(plan.name)
-        await site.places.start(reservation, plan)
+        await site.places.start(plan)
         assert len(pids) == 1
         assert site.pids(plan.name) == pids
         assert (await site.places.statuses())[plan.name] == "active"
@@ -213,12 +213,12 @@ class PlacesContract:
         assert await site.places.last_error(str(worker(1))) == "no memory"
 
     async def test_a_process_that_has_ended_can_be_started_again(self, site: Site) -> None:
-        reservation, plan = await claimed(site)
-        await site.places.start(reservation, plan)
+        _, plan = await claimed(site)
+        await site.places.start(plan)
         await site.begun(plan.name)
         await site.places.end(plan.name, 30.0)
         assert site.pids(plan.name) == ()
-        await site.places.start(reservation, plan)
+        await site.places.start(plan)
         async with asyncio.timeout(60):
             while not site.pids(plan.name):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)  # its log says that it has begun, from the first time on

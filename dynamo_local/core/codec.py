@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
-from dynamo_local.core.errors import DecodeError
+from dynamo_local.core.errors import DecodeError, DynamoError
 
 VERSION = 2
 """Version of the wire format. Messages of another version are refused."""
@@ -61,7 +61,7 @@ def decode(data: bytes, kind: Any) -> Any:
     """
     try:
         message = _decoder(kind).decode(data)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError, DynamoError) as error:
         name = getattr(kind, "__name__", str(kind))
         raise DecodeError(f"not a {name}: {error}") from error
     if message.v != VERSION:

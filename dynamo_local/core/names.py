@@ -6,6 +6,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+import msgspec
 
 from dynamo_local.core.errors import ConfigError, UsageError
 
@@ -42,6 +45,9 @@ _NODE_SHOWN = 12
 """Characters of a node's name that tell it from others: those of Ray have 56."""
 
 _NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
+
+NodeName = Annotated[str, msgspec.Meta(pattern=rf"\A{_NODE.pattern}\Z")]
+"""A node's name, in messages."""
 
 BUS_SERVICE = "Nats"
 """Service name of the NATS server's watcher. No service of a graph may take it."""
@@ -127,13 +133,14 @@ def endpoint_of(revision: str) -> str:
 class Watcher:
     """A watcher's name in parts. The watcher with index 0 has no suffix, and is the template for more.
 
-    `revision`: text of the endpoint's revision that the process belongs to; empty for the graph's own processes.
+    `revision`: text of the endpoint's revision that the process belongs to; empty for the graph's own processes. What
+    messages bring is checked when they are decoded.
     """
 
-    namespace: str
-    service: str
-    index: int = 0
-    revision: str = ""
+    namespace: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9-]+\Z")]
+    service: Annotated[str, msgspec.Meta(pattern=r"\A[A-Z][A-Za-z0-9]*\Z")]
+    index: Annotated[int, msgspec.Meta(ge=0, lt=10**9)] = 0
+    revision: Annotated[str, msgspec.Meta(pattern=r"\A([a-z0-9-]+@[1-9][0-9]{0,8})?\Z")] = ""
 
     def __str__(self) -> str:
         base = "_".join(part for part in (self.namespace, self.revision, self.service) if part)

@@ -191,8 +191,8 @@ class Subjects:
 
     @property
     def places(self) -> str:
-        """Orders and questions to the server about all places of its graph (core/messages/places.py; request and
-        answer)."""
+        """Orders and questions to the server about all places of its graph (supervisor/places/messages.py;
+        request and answer)."""
         return f"{self._server}.places"
 
     def node(self, node: str) -> str:

@@ -6,6 +6,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+OTHERS = 0o077
+"""What other users may do, in the mode of a file."""
+
 
 def text_of(path: str | Path) -> str | None:
     try:

@@ -1,34 +1,52 @@
-"""Facts about the Hugging Face Hub's settings and cache. Tokens are looked for and never read."""
+"""The settings for the Hugging Face Hub, and its cache. Tokens are looked for, and never read or shown."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from dynamo_local.core.doctor.hub import Hub
-from dynamo_local.doctor.files import size_of
+from dynamo_local.doctor.files import OTHERS, size_of
+from dynamo_local.doctor.finding import Finding, fail, ok, shown_bytes, warn
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
 
 _TRUE = ("1", "on", "yes", "true")
 _ENDPOINT = "HF_ENDPOINT"
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-_OTHERS = 0o077
 
 
-def hub(environ: Mapping[str, str]) -> Hub:
+def check_hub(environ: Mapping[str, str]) -> Iterator[Finding]:
     cache = cache_folder(environ)
-    source, is_open = _token(environ)
     offline = any(environ.get(name, "").lower() in _TRUE for name in _OFFLINE)
     models = len(list(cache.glob("models--*")))
-    return Hub(
-        offline,
-        environ.get(_ENDPOINT) or None,
-        source,
-        is_open,
-        str(cache),
-        models,
-        size_of(cache) if models else 0,
-    )
+    yield hub(environ.get(_ENDPOINT) or None, offline, cache, models, size_of(cache) if models else 0)
+    yield token(*_token(environ))
+
+
+def hub(endpoint: str | None, is_offline: bool, cache: Path, models: int, cache_bytes: int | None) -> Finding:
+    """`endpoint`: $HF_ENDPOINT, if set. `models`: number in the cache. `cache_bytes`: None if it is too large to add up
+    quickly."""
+    size = "" if cache_bytes is None else f", {shown_bytes(cache_bytes)}"
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        return fail("hub", "HF_ENDPOINT is not an http address", f"unset it, or write {DEFAULT_ENDPOINT}")
+    if is_offline and not models:
+        return warn(
+            "hub",
+            f"offline (HF_HUB_OFFLINE), and there is no model in {cache}",
+            "unset HF_HUB_OFFLINE to download, or serve a folder or `random`",
+        )
+    where = "offline (HF_HUB_OFFLINE)" if is_offline else endpoint or DEFAULT_ENDPOINT
+    return ok("hub", f"{where}; {models} models in {cache}{size}")
+
+
+def token(source: str | None, is_open: bool) -> Finding:
+    """`source`: where a token was found. `is_open`: whether others can read its file."""
+    if source is None:
+        return ok("hub token", "none: gated models cannot be downloaded (`hf auth login`, or HF_TOKEN)")
+    if is_open:
+        return warn("hub token", f"other users can read {source}", f"run: chmod 600 {source}")
+    return ok("hub token", f"there is one ({source})")
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
@@ -56,6 +74,6 @@ def _token(environ: Mapping[str, str]) -> tuple[str | None, bool]:
             return name, False
     path = _folder(environ, "HF_TOKEN_PATH") or _home(environ) / "token"
     try:
-        return str(path), bool(path.stat().st_mode & _OTHERS)
+        return str(path), bool(path.stat().st_mode & OTHERS)
     except OSError:
         return None, False

@@ -1,4 +1,5 @@
-"""Facts about processor, cores and memory, from /proc and the control groups (versions 1 and 2)."""
+"""Processor, cores, memory, shared memory, and the number of open files: from /proc and the control groups (versions 1
+and 2)."""
 
 from __future__ import annotations
 
@@ -8,34 +9,107 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from dynamo_local.core.doctor.machine import Machine
+from dynamo_local.core.process.shared_memory import ENGINE_SHARED_BYTES
 from dynamo_local.doctor.files import number_of, text_of
+from dynamo_local.doctor.finding import GIB, Finding, fail, ok, shown_bytes, warn
 from state.devices.inventory import usable_cores
-from state.files import room
+from state.files import room as room_of
 from state.remains import SHARED_MEMORY
 
+_LITTLE_MEMORY = 3 * GIB
+"""A worker's process with vLLM and torch takes about 1 GiB, and the example configurations give it 1 GiB of KV."""
+
+_FEW_FILES = 4096
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-def machine(has_gpus: bool) -> Machine:
-    shared = room(SHARED_MEMORY)
-    available, limit = _available(), _available_in_cgroup()
-    files, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    known = [number for number in (available, limit) if number is not None]
-    return Machine(
-        architecture=platform.machine(),
-        glibc=_glibc(),
-        flags=_flags(),
-        cores=len(usable_cores()),
-        quota=_quota(),
-        available=min(known) if known else None,
-        limited_by_cgroup=limit is not None and limit == min(known),
-        shm_free=shared[0] if shared else None,
-        shm_size=shared[1] if shared else None,
-        open_files=files,
-        open_files_limit=most_files,
-        has_gpus=has_gpus,
-    )
+def check_machine(has_gpus: bool) -> Iterator[Finding]:
+    architecture = platform.machine()
+    yield system(architecture, _glibc())
+    if architecture == "x86_64":
+        yield processor(_flags(), has_gpus)
+    yield cores(len(usable_cores()), _quota())
+    yield memory(_available(), _available_in_cgroup())
+    yield shared_memory(room_of(SHARED_MEMORY))
+    yield open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
+
+
+def system(architecture: str, glibc: tuple[int, int] | None) -> Finding:
+    library = "no glibc" if glibc is None else f"glibc {glibc[0]}.{glibc[1]}"
+    found = f"{architecture}, {library}"
+    if architecture == "x86_64" and glibc is not None and glibc >= (2, 31):
+        return ok("system", found)
+    return warn("system", f"{found}: not tested", "use Linux on x86-64 with glibc 2.31 or newer")
+
+
+def processor(flags: frozenset[str] | None, has_gpus: bool) -> Finding:
+    """`flags`: as in /proc/cpuinfo; None if it tells none."""
+    if flags is None:
+        return warn("processor", "/proc/cpuinfo lists no features", "mount /proc")
+    if "avx2" not in flags:
+        found = "no AVX2, without which vLLM's CPU build does not start"
+        if has_gpus:
+            return ok("processor", f"{found}; the GPUs do not need it")
+        return fail("processor", found, "use a newer processor; a virtual machine can be given the host's features")
+    if "avx512f" not in flags:
+        return warn(
+            "processor", "AVX2, but no AVX-512: vLLM computes slower on the CPU", "nothing, or a newer processor"
+        )
+    known = {"avx512_bf16": "AVX512-BF16", "amx_bf16": "AMX"}
+    fast = [name for flag, name in known.items() if flag in flags]
+    bfloat16 = f"bfloat16 is fast by {' and '.join(fast)}" if fast else "bfloat16 is computed as float32, so it is slow"
+    return ok("processor", f"AVX2 and AVX-512; {bfloat16}")
+
+
+def cores(usable: int, quota: float | None) -> Finding:
+    """`usable`: cores that this process may use. `quota`: cores' worth of time that the cgroup allows."""
+    found = f"{usable} core{'' if usable == 1 else 's'}"
+    if quota is not None and quota < usable:
+        slots = max(1, int(quota))
+        return warn(
+            "cores",
+            f"{found}, but the cgroup allows the time of {quota:g}: workers would be stopped again and again",
+            f"start fewer workers (`--cpu-slots {slots}`), or raise the limit (cpu.max)",
+        )
+    return ok("cores", found)
+
+
+def memory(available: int | None, in_cgroup: int | None) -> Finding:
+    """Bytes that are available: on the machine, and within the cgroup's limit; None without one."""
+    known = [number for number in (available, in_cgroup) if number is not None]
+    if not known:
+        return warn("memory", "the available memory is not known", "mount /proc")
+    least = min(known)
+    limit = " within the cgroup's limit" if least == in_cgroup else ""
+    found = f"{shown_bytes(least)} available{limit}"
+    if least < _LITTLE_MEMORY:
+        return warn("memory", f"{found}: a small model needs about {shown_bytes(_LITTLE_MEMORY)}", "free some memory")
+    return ok("memory", found)
+
+
+def shared_memory(room: tuple[int, int] | None) -> Finding:
+    """`room`: bytes free and in all."""
+    if room is None:
+        return fail("shared memory", "there is no /dev/shm", "mount a tmpfs there")
+    free, size = room
+    found = f"{shown_bytes(free)} of {shown_bytes(size)} free in /dev/shm"
+    if free < ENGINE_SHARED_BYTES:
+        return warn(
+            "shared memory",
+            f"{found}: vLLM needs {shown_bytes(ENGINE_SHARED_BYTES)} on a CPU and for tensor parallelism",
+            "free some, enlarge it (`mount -o remount,size=1G /dev/shm`), or give the container --shm-size 1g",
+        )
+    return ok("shared memory", found)
+
+
+def open_files(soft: int, hard: int) -> Finding:
+    """The limits of a process."""
+    found = f"up to {soft} open files (hard limit {hard})"
+    if soft < _FEW_FILES:
+        return warn(
+            "open files", f"{found}: many clients at once need more", f"run `ulimit -n {_FEW_FILES * 4}` before"
+        )
+    return ok("open files", found)
 
 
 def _glibc() -> tuple[int, int] | None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from dynamo_local.core.doctor.servers import is_clearable
-from dynamo_local.core.doctor.storage import Storage, open_to_others
 from dynamo_local.core.errors import NamespaceBusyError
-from dynamo_local.doctor.endpoints import endpoints
+from dynamo_local.doctor.endpoints import open_files
+from dynamo_local.doctor.namespaces import namespaces
 from dynamo_local.doctor.servers import owner_lives, servers
-from dynamo_local.doctor.storage import storage
+from dynamo_local.doctor.storage import state_folders
 from state.files import DIRECTORY_MODE, FILE_MODE, system_errors
 from state.locks import ServerLock
 from state.machine.processes import ProcFs
@@ -18,21 +17,21 @@ from state.paths import StatePaths
 from state.statefile.reconcile import clear_leftovers, leftovers
 
 
-def repair(root: Path, cache: Path) -> list[str]:
+def repair(root: Path) -> list[str]:
     """Close our folders and registries to other users, and remove what dead servers have left. Returns a line for each
     thing done. Raises StateError."""
-    done = [*close_folders(storage(root, cache)), *close_registries(root)]
-    for server in servers(root).servers:
-        if is_clearable(server):
+    done = [*close_folders(root), *close_registries(root)]
+    for server in servers(root):
+        if server.is_clearable:
             done += _clear(StatePaths(root, server.namespace))
     return done
 
 
-def close_folders(facts: Storage) -> list[str]:
+def close_folders(root: Path) -> list[str]:
     """Give our folders that others can open the mode 0700. The cache is left alone: its files are no secret."""
     done: list[str] = []
-    for folder in (facts.state, *facts.inner):
-        if open_to_others(folder):
+    for folder in state_folders(root):
+        if folder.is_open:
             with system_errors(f"cannot close {folder.path} to others"):
                 Path(folder.path).chmod(DIRECTORY_MODE)
             done.append(f"closed {folder.path} to other users")
@@ -41,10 +40,10 @@ def close_folders(facts: Storage) -> list[str]:
 
 def close_registries(root: Path) -> list[str]:
     """Give files of registries that others can open the mode 0600."""
-    found = [path for facts in endpoints(root) for path in facts.open_files]
+    found = [path for paths in namespaces(root) for path in open_files(paths)]
     for path in found:
         with system_errors(f"cannot close {path} to others"):
-            Path(path).chmod(FILE_MODE)
+            path.chmod(FILE_MODE)
     return [f"closed {path} to other users" for path in found]
 
 

@@ -1,4 +1,4 @@
-"""Facts about running servers, and what dead ones have left."""
+"""Running servers, and what crashed ones have left."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import http.client
 import os
 import socket
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from dynamo_local.core.doctor.servers import ServerFacts, Servers
 from dynamo_local.core.errors import DynamoError
+from dynamo_local.doctor.finding import Finding, fail, ok, warn
 from dynamo_local.doctor.namespaces import namespaces
 from state.files import sockets_of
 from state.locks import server_pid
@@ -28,15 +29,111 @@ _ANSWER_WITHIN_S = 0.3
 _HEALTHY = 200
 
 
-def servers(root: Path) -> Servers:
-    """Facts about all namespaces of the state folder."""
-    found, running = namespaces(root), ProcFs().snapshot()
-    facts = [_facts(paths, running) for paths in found]
-    return Servers(
-        tuple(each for each in facts if each.pid is not None or each.trouble or each.left or each.survivors),
-        _foreign_segments(found),
-        _foreign_sockets(found),
-    )
+@dataclass(frozen=True)
+class Server:
+    """What is known of the server of a namespace.
+
+    `pid`: of the server; None if none runs. `trouble`: why its files cannot be read. `phase`: "starting", "running" or
+    "stopping". `url`: of its API; None without one. `healthy`: whether the API says so; None if it does not answer.
+    `dead`: watchers whose processes are gone. `left`: what a dead server has left, in words. `survivors`: pids of
+    processes that it has left.
+    """
+
+    namespace: str
+    pid: int | None = None
+    trouble: str | None = None
+    phase: str = "running"
+    url: str | None = None
+    healthy: bool | None = None
+    dead: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    survivors: tuple[int, ...] = ()
+
+    @property
+    def is_clearable(self) -> bool:
+        """Whether what is left can be removed without ending a process."""
+        return self.pid is None and bool(self.left) and not self.survivors
+
+
+def check_servers(root: Path) -> Iterator[Finding]:
+    """`root`: the state folder."""
+    found = servers(root)
+    yield from map(server, found)
+    if not found:
+        yield ok("servers", "none runs, and none has left anything")
+    yield from foreign_segments(_foreign_segments(namespaces(root)))
+    yield from foreign_sockets(_foreign_sockets(namespaces(root)))
+
+
+def server(found: Server) -> Finding:
+    return _trouble(found) or (_running(found) if found.pid is not None else _ended(found))
+
+
+def foreign_segments(names: Sequence[str]) -> Iterator[Finding]:
+    """`names`: of shared memory of this user under our names that no process uses and no namespace here has."""
+    if names:
+        paths = " ".join(f"/dev/shm/{name}" for name in names)
+        yield warn(
+            "leftovers",
+            f"{len(names)} files of shared memory of servers that are not in this state folder",
+            f"if no container uses them: rm {paths}",
+        )
+
+
+def foreign_sockets(folders: Sequence[str]) -> Iterator[Finding]:
+    """`folders`: of sockets in $TMPDIR, as `foreign_segments`."""
+    if folders:
+        yield warn(
+            "leftovers",
+            f"{len(folders)} folders of sockets on which no process listens",
+            f"if no server is starting: rm -r {' '.join(folders)}",
+        )
+
+
+def _trouble(server: Server) -> Finding | None:
+    if server.trouble is None:
+        return None
+    if server.pid is None:
+        return fail(f"server {server.namespace}", server.trouble, "look at the permissions of the state folder")
+    runs = f"runs (pid {server.pid}), but {server.trouble}"
+    return fail(f"server {server.namespace}", runs, f"restart it: {_stop(server)}")
+
+
+def _running(server: Server) -> Finding:
+    check = f"server {server.namespace}"
+    if server.phase != "running":
+        return ok(check, f"{server.phase} (pid {server.pid})")
+    if server.dead:
+        return warn(check, f"no process at the moment: {', '.join(server.dead)}", _ps(server))
+    if server.url is None:
+        return ok(check, f"running (pid {server.pid})")
+    if server.healthy:
+        return ok(check, f"ready at {server.url}")
+    what = "does not answer" if server.healthy is None else "is not ready"
+    return warn(check, f"{server.url} {what}", _ps(server))
+
+
+def _ended(server: Server) -> Finding:
+    check = f"server {server.namespace}"
+    if server.survivors:
+        pids = ", ".join(map(str, server.survivors))
+        return warn(check, f"crashed, and left processes: {pids}", f"{_stop(server)} ends them")
+    return warn(check, f"crashed, and left {', '.join(server.left)}", "`dynamo doctor --fix` removes it")
+
+
+def _ps(server: Server) -> str:
+    return f"`dynamo ps --namespace {server.namespace}` shows why"
+
+
+def _stop(server: Server) -> str:
+    return f"`dynamo stop --namespace {server.namespace}`"
+
+
+def servers(root: Path) -> list[Server]:
+    """Those of the state folder that run, or have left something."""
+    running = ProcFs().snapshot()
+    found = [_server(paths, running) for paths in namespaces(root)]
+    return [each for each in found if each.pid is not None or each.trouble or each.left or each.survivors]
 
 
 def server_processes(root: Path) -> frozenset[int]:
@@ -49,25 +146,25 @@ def server_processes(root: Path) -> frozenset[int]:
     return found
 
 
-def _facts(paths: StatePaths, running: Collection[Process]) -> ServerFacts:
+def _server(paths: StatePaths, running: Collection[Process]) -> Server:
     try:
         pid = server_pid(paths)
     except DynamoError as error:
-        return ServerFacts(paths.namespace, trouble=error.cause)
+        return Server(paths.namespace, trouble=error.cause)
     if pid is None:
         survivors = tuple(process.pid for process in leftovers(paths, running))
-        return ServerFacts(paths.namespace, left=_left(paths), survivors=survivors)
+        return Server(paths.namespace, left=_left(paths), survivors=survivors)
     try:
         state = StateStore(paths).read_file() if paths.statefile.exists() else None
     except DynamoError as error:
-        return ServerFacts(paths.namespace, pid, trouble=error.cause)
+        return Server(paths.namespace, pid, trouble=error.cause)
     record = read_record(paths)
     if state is None or record is None or record.phase != "running":
-        return ServerFacts(paths.namespace, pid, phase=record.phase if record is not None else "starting")
+        return Server(paths.namespace, pid, phase=record.phase if record is not None else "starting")
     if not Sockets.of_endpoint(state.circus_endpoint).circus.exists():
-        return ServerFacts(paths.namespace, pid, trouble="circusd's sockets are missing")
+        return Server(paths.namespace, pid, trouble="circusd's sockets are missing")
     healthy = None if record.url is None else _is_healthy(record.url)
-    return ServerFacts(paths.namespace, pid, phase=record.phase, url=record.url, healthy=healthy, dead=_dead(state))
+    return Server(paths.namespace, pid, phase=record.phase, url=record.url, healthy=healthy, dead=_dead(state))
 
 
 def _dead(state: State) -> tuple[str, ...]:

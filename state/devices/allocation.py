@@ -9,9 +9,10 @@ cores, and are not held on the machine.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
+
+import msgspec
 
 from dynamo_local.core.errors import DeviceError
 from dynamo_local.core.shares import fits, summed
@@ -35,8 +36,7 @@ CUDA_ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
 """Order of the indices in CUDA_VISIBLE_DEVICES. Must be PCI_BUS_ID if the GPUs differ and are given by index."""
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(msgspec.Struct, frozen=True):
     """A device. A GPU's id is its index in PCI order; a CPU slot has `cores`, a GPU has a `uuid`."""
 
     id: int
@@ -46,8 +46,7 @@ class Device:
     uuid: str = ""
 
 
-@dataclass(frozen=True)
-class Inventory:
+class Inventory(msgspec.Struct, frozen=True):
     """The devices that may be handed out: all of one kind, ids distinct and ascending, not necessarily
     0..n-1. `exclusive`: each has one holder on the machine. `gone`: those that are not there any more, each with the
     reason: they are not handed out."""
@@ -55,7 +54,7 @@ class Inventory:
     kind: DeviceKind
     devices: tuple[Device, ...]
     exclusive: bool = True
-    gone: Mapping[int, str] = field(default_factory=dict, hash=False)
+    gone: Mapping[int, str] = {}
 
     def __post_init__(self) -> None:
         ids = self.ids
@@ -81,7 +80,7 @@ class Inventory:
 
     def lacking(self, gone: Mapping[int, str]) -> Inventory:
         """The inventory of which these devices are gone, each with the reason."""
-        return replace(self, gone=gone)
+        return msgspec.structs.replace(self, gone=gone)
 
     def machine_names(self, ids: Iterable[int]) -> tuple[str, ...]:
         """Names of the devices that are the same for all servers of the machine: a GPU's UUID, each core of a slot.

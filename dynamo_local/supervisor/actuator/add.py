@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
@@ -22,7 +22,7 @@ from dynamo_local.core.shares import fits, shown_devices, summed
 from dynamo_local.supervisor.actuator.ports import Ports, Result
 from dynamo_local.supervisor.actuator.remove import WorkerRemoval
 from dynamo_local.supervisor.places.local import reserve_here
-from dynamo_local.supervisor.places.port import Need, Reservation, Status
+from dynamo_local.supervisor.places.port import Need, Status
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, is_worker
 from dynamo_local.supervisor.server.launch.plan import plan_watcher
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
@@ -99,12 +99,12 @@ class WorkerAddition:
     async def start(self, plan: WatcherPlan) -> Result:
         """Start a worker that is claimed, and wait until it is ready; undo the claim if it does not become so."""
         self.ports.report.step(f"{plan.name}  starting{self._on_devices(plan)}")
-        return await self.start_process(Reservation(plan.watcher, plan.node, plan.devices, plan.share), plan)
+        return await self.start_process(plan)
 
-    async def start_process(self, reservation: Reservation, plan: WatcherPlan) -> Result:
+    async def start_process(self, plan: WatcherPlan) -> Result:
         """Start a claimed process, and wait as `await_ready`."""
         try:
-            await self.ports.places.start(reservation, plan)
+            await self.ports.places.start(plan)
         except NotRunningError:
             raise
         except (SupervisorError, UsageError, StateError) as error:
@@ -139,11 +139,10 @@ class WorkerAddition:
         state = await self.ports.read()
         check_budget(state, template, limits)
         watcher = next_watcher(state, template.service, template.revision)
-        reservation = await self.ports.places.reserve(watcher, replace(need_of(template), node=node))
+        reservation = await self.ports.places.reserve(watcher, need_of(template, node))
         try:
             inventory = await self.ports.inventory(reservation.node)
-            plan = plan_watcher(template, watcher, inventory, reservation.devices)
-            plan = replace(plan, node=reservation.node)
+            plan = plan_watcher(template, watcher, inventory, reservation.devices, reservation.node)
             await self.ports.update(lambda state: claim_reserved(state, template, plan, limits, replaces))
         except (DeviceError, StateError, SupervisorError):
             await self.ports.places.release(str(watcher))
@@ -194,9 +193,9 @@ def template_of(blueprint: Blueprint, change: AddWorker) -> ServiceTemplate:
     return template
 
 
-def need_of(template: ServiceTemplate) -> Need:
-    """What each process of a service needs."""
-    return Need(template.role, template.devices, template.share, template.virtual)
+def need_of(template: ServiceTemplate, node: str = "") -> Need:
+    """What each process of a service needs, on that node if one is given."""
+    return Need(template.role, template.devices, template.share, template.virtual, node=node)
 
 
 def check_budget(state: State, template: ServiceTemplate, limits: DeviceLimits) -> None:

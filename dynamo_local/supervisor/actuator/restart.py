@@ -9,7 +9,7 @@ Repeated after a crash, each goes on; a process that was being started again is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dynamo_local.core.errors import DeviceError, SupervisorError, UsageError
 from dynamo_local.core.fleet.answering import last_answering
@@ -17,7 +17,6 @@ from dynamo_local.core.planning.actions import DeviceLimits, Restart
 from dynamo_local.supervisor.actuator.add import WorkerAddition
 from dynamo_local.supervisor.actuator.ports import Ports, Result
 from dynamo_local.supervisor.actuator.remove import WorkerRemoval
-from dynamo_local.supervisor.places.port import Reservation
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, is_worker
 from dynamo_local.supervisor.server.launch.plan import plan_watcher
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
@@ -80,10 +79,9 @@ class WorkerRestart:
         if await self._is_gone(component):
             return await self.addition.undo(watcher, f"node {component.node} is gone")
         inventory = await self.ports.inventory(component.node)
-        plan = replace(plan_watcher(template, component.watcher, inventory, component.devices), node=component.node)
+        plan = plan_watcher(template, component.watcher, inventory, component.devices, component.node)
         self.ports.report.step(f"{watcher}  starting again")
-        reservation = Reservation(component.watcher, component.node, component.devices, component.resources.share)
-        return await self.addition.start_process(reservation, plan)
+        return await self.addition.start_process(plan)
 
     async def _is_gone(self, component: Component) -> bool:
         """Whether the node of a process that has ended is gone, and not only silent: its process would be unknown."""

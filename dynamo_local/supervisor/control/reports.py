@@ -15,10 +15,10 @@ from dynamo_local.control.operations import GET_LOG, LIST_EVENTS, Call, Handlers
 from dynamo_local.core.errors import OrderError
 from dynamo_local.core.http.json_text import as_line
 from dynamo_local.core.messages.events import REQUEST, TOLD_KINDS
-from dynamo_local.core.messages.places import MOST_LOG_LINES
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.supervisor.control.api import EventStream
 from dynamo_local.supervisor.places.local import log_part
+from dynamo_local.supervisor.places.messages import MOST_LOG_LINES
 from dynamo_local.supervisor.places.port import Places
 from dynamo_local.supervisor.server.reports.event_log import Recent, RecentEvents
 

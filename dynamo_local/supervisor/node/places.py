@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.names import Watcher
@@ -42,13 +44,13 @@ class NodePlaces:
         await self.books.update(lambda state: add_template(state, watcher, need.role))
         return await self.local.reserve(watcher, need)
 
-    async def start(self, reservation: Reservation, plan: WatcherPlan) -> None:
+    async def start(self, plan: WatcherPlan) -> None:
         entry = (await self.books.read()).here.get(plan.name)
-        if entry is None or not entry.holds or entry.devices != reservation.devices:
-            raise SupervisorError(f"{plan.name} has not reserved {list(reservation.devices)}", "reserve them first")
+        if entry is None or not entry.holds or entry.devices != plan.devices:
+            raise SupervisorError(f"{plan.name} has not reserved {list(plan.devices)}", "reserve them first")
         planned = replace(self.plan(plan), role=plan.role)
         await self.books.update(lambda state: _started(state, planned))
-        await self.local.start(reservation, planned)
+        await self.local.start(planned)
 
     async def end(self, watcher: str, deadline_s: float) -> None:
         await self.books.update(lambda state: retire(state, watcher) if _runs(state, watcher) else state)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.core.errors import BusError
-from dynamo_local.core.messages.places import HeadBeat
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.endings import ended
+from dynamo_local.supervisor.places.messages import HeadBeat
 
 BEAT_S = 2.0
 """Interval of the head's beats."""

@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from dynamo_local.core.errors import DeviceError, DynamoError, SilentNodeError, StateError, SupervisorError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
@@ -117,19 +119,19 @@ class ClusterPlaces:
             slots = [await self._slot(watcher, need) for watcher, need in needs.items()]
             await side_by_side(map(self._servers.have, sorted({slot.node for slot in slots})))
 
-    async def start(self, reservation: Reservation, plan: WatcherPlan) -> None:
-        if reservation.node == LOCAL_NODE:
-            await self.local.start(reservation, plan)
+    async def start(self, plan: WatcherPlan) -> None:
+        if plan.node == LOCAL_NODE:
+            await self.local.start(plan)
             return
         entry = (await self.books.read()).components.get(plan.name)
         if plan.name not in await self.slots.all():
-            raise SupervisorError(f"{plan.name} has not reserved {list(reservation.devices)}", "reserve them first")
-        node = self.node(reservation.node)
+            raise SupervisorError(f"{plan.name} has not reserved {list(plan.devices)}", "reserve them first")
         if plan.watcher.revision:
-            await self._servers.learn(reservation.node, plan.watcher.revision)
+            await self._servers.learn(plan.node, plan.watcher.revision)
         # The node plans command and environment by its own paths. A process that replaces another keeps its role.
         role = plan.role if entry is None else entry.role
-        await node.start(replace(reservation, node=LOCAL_NODE), replace(plan, role=role, argv=(), environment={}))
+        order = replace(plan, node=LOCAL_NODE, role=role, argv=(), environment={})
+        await self.node(plan.node).start(order)
 
     async def end(self, watcher: str, deadline_s: float) -> None:
         node = await self._node_of(watcher)

@@ -11,13 +11,15 @@ import msgspec
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, DecodeError, SilentNodeError
-from dynamo_local.core.messages.places import (
+from dynamo_local.core.names import Watcher
+from dynamo_local.core.subjects import Subjects
+from dynamo_local.supervisor.places.messages import (
     MOST_LOG_LINES,
     Done,
     EndOrder,
+    ErrorAnswer,
     ErrorQuestion,
     GraphOrder,
-    LinesAnswer,
     LogQuestion,
     PlacesAnswer,
     PlacesQuestion,
@@ -25,13 +27,13 @@ from dynamo_local.core.messages.places import (
     Refused,
     ReleaseOrder,
     Reserved,
+    ReserveOrder,
+    StartOrder,
     StatusesAnswer,
     StatusesQuestion,
+    error_of,
 )
-from dynamo_local.core.names import Watcher
-from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.places.port import LogPart, Need, Place, Reservation, Status
-from dynamo_local.supervisor.places.wire import error_of, order_to_reserve, order_to_start, place_of, reservation_of
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from state.paths import StatePaths
 
@@ -67,15 +69,13 @@ class FarPlaces:
     slow_within_s: float = 30.0
 
     async def places(self) -> Mapping[str, Place]:
-        found = (await self._ask(PlacesQuestion(), PlacesAnswer, self.within_s)).places
-        return {row.node: place_of(row) for row in found}
+        return (await self._ask(PlacesQuestion(), PlacesAnswer, self.within_s)).places
 
     async def reserve(self, watcher: Watcher, need: Need) -> Reservation:
-        answer = await self._ask(order_to_reserve(watcher, need), Reserved, self.slow_within_s)
-        return reservation_of(answer.reservation)
+        return (await self._ask(ReserveOrder(watcher, need), Reserved, self.slow_within_s)).reservation
 
-    async def start(self, reservation: Reservation, plan: WatcherPlan) -> None:
-        await self._ask(order_to_start(reservation, plan), Done, self.slow_within_s)
+    async def start(self, plan: WatcherPlan) -> None:
+        await self._ask(StartOrder(plan), Done, self.slow_within_s)
 
     async def end(self, watcher: str, deadline_s: float) -> None:
         within_s = self.slow_within_s + deadline_s + _KILLED_WITHIN_S
@@ -88,12 +88,11 @@ class FarPlaces:
         return (await self._ask(StatusesQuestion(), StatusesAnswer, self.within_s)).statuses
 
     async def last_error(self, watcher: str) -> str | None:
-        return next(iter((await self._ask(ErrorQuestion(watcher), LinesAnswer, self.within_s)).lines), None)
+        return (await self._ask(ErrorQuestion(watcher), ErrorAnswer, self.within_s)).error
 
     async def log(self, watcher: str, lines: int, after: int | None = None) -> LogPart:
         question = LogQuestion(watcher, max(1, min(lines, MOST_LOG_LINES)), after)
-        answer = await self._ask(question, LinesAnswer, self.within_s)
-        return LogPart(answer.lines, answer.end)
+        return await self._ask(question, LogPart, self.within_s)
 
     async def learn(self, revision: str, graph: bytes) -> None:
         """Tell the graph of an endpoint's revision, as JSON. For node servers alone."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from dynamo_local.core.errors import BusError, DecodeError, DeviceError, SupervisorError
 from dynamo_local.core.names import Watcher
@@ -75,10 +77,10 @@ class LocalPlaces:
             raise
         return made[-1]
 
-    async def start(self, reservation: Reservation, plan: WatcherPlan) -> None:
+    async def start(self, plan: WatcherPlan) -> None:
         entry = (await self.books.read()).here.get(plan.name)
-        if entry is None or not entry.holds or entry.devices != reservation.devices:
-            raise SupervisorError(f"{plan.name} has not reserved {list(reservation.devices)}", "reserve them first")
+        if entry is None or not entry.holds or entry.devices != plan.devices:
+            raise SupervisorError(f"{plan.name} has not reserved {list(plan.devices)}", "reserve them first")
         self._log_starts[plan.name] = size(self.log_file(plan.name))
         await self.watchers.add(plan)
 

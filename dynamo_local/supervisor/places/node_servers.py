@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from dynamo_local.core.errors import NodeStartError, SilentNodeError, SupervisorError
 from dynamo_local.core.names import LOCAL_NODE

@@ -15,10 +15,12 @@ A place implements `Places`, and passes tests/places_contract.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from dynamo_local.core.names import Watcher
+import msgspec
+
+from dynamo_local.core.codec import VERSION
+from dynamo_local.core.names import NodeName, Watcher
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from state.devices.allocation import Inventory
 
@@ -27,8 +29,7 @@ Status = Literal["active", "stopped", "unknown"]
 answer. An unknown process may run: it keeps its devices, and its requests."""
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(msgspec.Struct, frozen=True):
     """What a process needs. `devices`: their number; with a `share` below 1, that part of one device. `virtual`: it
     computes nothing, and shares its devices with processes of others. `on`: ids of the devices, where a cluster has
     chosen them. `node`: the only one that will do, where that is decided already; empty for any."""
@@ -41,33 +42,31 @@ class Need:
     node: str = ""
 
 
-@dataclass(frozen=True)
-class Reservation:
+class Reservation(msgspec.Struct, frozen=True):
     """Devices, or a share of one, that are reserved for a watcher's process. `devices`: ids on that node."""
 
     watcher: Watcher
-    node: str
+    node: NodeName
     devices: tuple[int, ...]
     share: float = 1.0
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """A node that processes can live on. `reservations`: those that no process has been claimed for, by watcher.
     `given_up`: watchers of endpoints' workers whose processes are not started again, each with the reason."""
 
-    node: str
+    node: NodeName
     inventory: Inventory
     reservations: Mapping[str, Reservation]
-    given_up: Mapping[str, str] = field(default_factory=dict)
+    given_up: Mapping[str, str] = {}
 
 
-@dataclass(frozen=True)
-class LogPart:
+class LogPart(msgspec.Struct, frozen=True, tag="log"):
     """Lines of a log. `end`: the offset after them, in bytes."""
 
     lines: tuple[str, ...]
     end: int = 0
+    v: int = VERSION
 
 
 class Places(Protocol):
@@ -83,10 +82,10 @@ class Places(Protocol):
         nothing is reserved then.
         """
 
-    async def start(self, reservation: Reservation, plan: WatcherPlan) -> None:
-        """Start the planned process on what is reserved. Harmless if it runs.
+    async def start(self, plan: WatcherPlan) -> None:
+        """Start the planned process, on the devices that are reserved for it. Harmless if it runs.
 
-        Raises SupervisorError without the reservation: a process never runs on devices that may be another one's.
+        Raises SupervisorError if they are not reserved: a process never runs on devices that may be another one's.
         """
 
     async def end(self, watcher: str, deadline_s: float) -> None:

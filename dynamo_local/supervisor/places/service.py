@@ -11,13 +11,13 @@ import msgspec
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Answer, Subscription
 from dynamo_local.core.errors import DynamoError, SupervisorError, UsageError, one_line
-from dynamo_local.core.messages.places import (
+from dynamo_local.supervisor.places.messages import (
     MOST_LOG_BYTES,
     Done,
     EndOrder,
+    ErrorAnswer,
     ErrorQuestion,
     GraphOrder,
-    LinesAnswer,
     LogQuestion,
     PlacesAnswer,
     PlacesQuestion,
@@ -28,17 +28,9 @@ from dynamo_local.core.messages.places import (
     StartOrder,
     StatusesAnswer,
     StatusesQuestion,
-)
-from dynamo_local.supervisor.places.port import Places
-from dynamo_local.supervisor.places.wire import (
-    need_of,
-    plan_of,
     refusal,
-    reservation_of,
-    row_of_place,
-    row_of_reservation,
-    watcher_of,
 )
+from dynamo_local.supervisor.places.port import LogPart, Places
 from dynamo_local.tasks import TaskGuard
 
 _log = logging.getLogger(__name__)
@@ -77,20 +69,18 @@ class PlacesService:
     async def _carried_out(self, request: PlacesRequest) -> msgspec.Struct:
         match request:
             case PlacesQuestion():
-                return PlacesAnswer(tuple(map(row_of_place, (await self.places.places()).values())))
+                return PlacesAnswer(await self.places.places())
             case StatusesQuestion():
-                return StatusesAnswer(dict(await self.places.statuses()))
+                return StatusesAnswer(await self.places.statuses())
             case ReserveOrder():
-                reservation = await self.places.reserve(watcher_of(request.watcher), need_of(request))
-                return Reserved(row_of_reservation(reservation))
+                return Reserved(await self.places.reserve(request.watcher, request.need))
             case ErrorQuestion(watcher=watcher):
-                error = await self.places.last_error(watcher)
-                return LinesAnswer(() if error is None else (error,))
+                return ErrorAnswer(await self.places.last_error(watcher))
             case LogQuestion(watcher=watcher, lines=lines, after=after):
                 part = await self.places.log(watcher, lines, after)
-                return LinesAnswer(_bounded(part.lines), part.end)
-            case StartOrder():
-                await self.places.start(reservation_of(request.reservation), plan_of(request))
+                return LogPart(_bounded(part.lines), part.end)
+            case StartOrder(plan=plan):
+                await self.places.start(plan)
             case EndOrder(watcher=watcher, deadline_s=deadline_s):
                 await self.places.end(watcher, deadline_s)
             case ReleaseOrder(watcher=watcher):

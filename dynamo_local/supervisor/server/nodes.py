@@ -6,7 +6,6 @@ import asyncio
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace as replace_fields
 
 from msgspec.structs import replace
 
@@ -121,7 +120,7 @@ class ServerNodes:
             heard=lambda: {presence.watcher for presence in watch.view.members()},
             kind=self._kind,
         )
-        kinds = replace_fields(launch.inventory, kind=self._kind)
+        kinds = replace(launch.inventory, kind=self._kind)
         await asyncio.to_thread(machinery.blueprint.change, lambda before: replace(before, inventory=kinds))
         await self._count_devices(await places.seen())
         await PlacesService(places, self._tasks).serve(bus, subjects.places)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.subscriptions import Subscription
@@ -161,7 +161,7 @@ async def test_node_servers_stand_only_where_something_is_reserved(site: Cluster
 
 async def test_a_node_that_is_silent_is_unknown_until_the_cluster_says_that_it_is_dead(site: ClusterSite) -> None:
     reservation, plan = await claimed(site)
-    await site.places.start(reservation, plan)
+    await site.places.start(plan)
     await site.lose()
     assert await site.places.statuses() == {plan.name: "unknown"}
     site.cluster.dead.add(reservation.node)

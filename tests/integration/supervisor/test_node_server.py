@@ -63,7 +63,7 @@ class Node:
     async def run_a_worker(self) -> int:
         """Have a worker run. Returns its pid once it has registered."""
         reservation = await self.places.reserve(WATCHER, Need("decode", 1))
-        await self.places.start(reservation, WatcherPlan(WATCHER, "decode", (), devices=reservation.devices))
+        await self.places.start(WatcherPlan(WATCHER, "decode", (), devices=reservation.devices))
         store = StateStore(self.paths)
         await eventually(lambda: store.read().components[str(WATCHER)].pid is not None)
         pid = store.read().components[str(WATCHER)].pid

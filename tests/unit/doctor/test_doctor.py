@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from dynamo_local.core.doctor.servers import ServerFacts
 from dynamo_local.doctor.files import size_of
-from dynamo_local.doctor.hub import hub
-from dynamo_local.doctor.network import network
+from dynamo_local.doctor.hub import cache_folder, check_hub
+from dynamo_local.doctor.network import check_network
 from dynamo_local.doctor.repair import repair
-from dynamo_local.doctor.servers import servers
+from dynamo_local.doctor.servers import Server, servers
 from state.files import nearest
 from state.locks import ServerLock
 from state.machine.processes import this_process
@@ -49,8 +48,8 @@ def segment(root: Path) -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-def facts(root: Path) -> dict[str, ServerFacts]:
-    return {server.namespace: server for server in servers(root).servers}
+def facts(root: Path) -> dict[str, Server]:
+    return {server.namespace: server for server in servers(root)}
 
 
 def crash(root: Path, namespace: str = "dead") -> StatePaths:
@@ -62,40 +61,40 @@ def crash(root: Path, namespace: str = "dead") -> StatePaths:
     return paths
 
 
-def test_what_a_killed_server_left_is_found_and_removed(root: Path, tmp_path: Path, segment: Path) -> None:
+def test_what_a_killed_server_left_is_found_and_removed(root: Path, segment: Path) -> None:
     paths = crash(root)
     assert facts(root)["dead"].pid is None
     assert {"a statefile", "a run folder", "a lock", "shared memory"} <= set(facts(root)["dead"].left)
-    done = repair(root, tmp_path / "cache")
+    done = repair(root)
     assert any(str(paths.run_dir) in line for line in done)
     assert not segment.exists()
     assert not paths.statefile.exists()
     assert facts(root) == {}
-    assert repair(root, tmp_path / "cache") == []
+    assert repair(root) == []
 
 
-def test_a_running_server_is_left_alone(root: Path, tmp_path: Path) -> None:
+def test_a_running_server_is_left_alone(root: Path) -> None:
     paths = crash(root)
     with ServerLock(paths):
         assert facts(root)["dead"].pid == os.getpid()
-        assert repair(root, tmp_path / "cache") == []
+        assert repair(root) == []
         assert paths.statefile.exists()
         assert paths.run_dir.exists()
 
 
-def test_a_server_that_lost_its_lock_file_is_left_alone(root: Path, tmp_path: Path) -> None:
+def test_a_server_that_lost_its_lock_file_is_left_alone(root: Path) -> None:
     paths = StatePaths(root, "alive")
     StateStore(paths).create(new_state("alive", "ipc:///run/circus.sock", "gpu", this_process()))
-    assert repair(root, tmp_path / "cache") == []
+    assert repair(root) == []
     assert paths.statefile.exists()
 
 
-def test_folders_that_others_can_open_are_closed(root: Path, tmp_path: Path) -> None:
+def test_folders_that_others_can_open_are_closed(root: Path) -> None:
     logs = StatePaths(root, "quiet").logs_dir
     logs.mkdir(mode=0o700)
     root.chmod(0o755)
     logs.chmod(0o770)
-    done = repair(root, tmp_path / "cache")
+    done = repair(root)
     assert done == [f"closed {root} to other users", f"closed {logs} to other users"]
     assert [folder.stat().st_mode & 0o777 for folder in (root, logs)] == [0o700, 0o700]
 
@@ -104,13 +103,13 @@ def test_the_process_on_the_port_is_named() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-        assert network("127.0.0.1", port, {}).listener is None
+        assert [finding.level for finding in check_network("127.0.0.1", port, {})] == ["ok", "ok"]
         listener.listen()
-        found = network("127.0.0.1", port, {"https_proxy": "x", "HTTP_PROXY": "http://user:secret@proxy"})
-    assert found.listener is not None
-    assert str(os.getpid()) in found.listener
-    assert found.proxies == ("HTTP_PROXY",)
-    assert "secret" not in repr(found)
+        environ = {"https_proxy": "x", "HTTP_PROXY": "http://user:secret@proxy"}
+        on_port, proxy = check_network("127.0.0.1", port, environ)
+    assert f"process {os.getpid()}" in on_port.found
+    assert proxy.found.startswith("HTTP_PROXY set")
+    assert "secret" not in proxy.found + proxy.remedy
 
 
 @pytest.mark.parametrize(
@@ -123,20 +122,19 @@ def test_the_process_on_the_port_is_named() -> None:
     ],
 )
 def test_the_hub_is_looked_for_where_its_library_does(environ: Mapping[str, str], cache: str) -> None:
-    assert hub(environ).cache == cache
+    assert cache_folder(environ) == Path(cache)
 
 
 def test_models_are_counted_and_tokens_not_read(tmp_path: Path) -> None:
     (tmp_path / "hub" / "models--a--b").mkdir(parents=True)
-    (tmp_path / "hub" / "models--a--b" / "weights").write_bytes(b"x" * 10_000)
+    (tmp_path / "hub" / "models--a--b" / "weights").write_bytes(b"x" * 2**21)
     token = tmp_path / "token"
     token.write_text("hf_secret")
     token.chmod(0o644)
-    found = hub({"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"})
-    assert (found.models, found.is_offline, found.token_source, found.token_open) == (1, True, str(token), True)
-    assert found.cache_bytes is not None
-    assert found.cache_bytes >= 10_000
-    assert "hf_secret" not in repr(found)
+    hub, of_token = check_hub({"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"})
+    assert hub.found.startswith(f"offline (HF_HUB_OFFLINE); 1 models in {tmp_path / 'hub'}, ")
+    assert not hub.found.endswith(" 0 MiB")
+    assert (of_token.level, of_token.found) == ("warn", f"other users can read {token}")
 
 
 def test_a_large_folder_is_not_added_up(tmp_path: Path) -> None:

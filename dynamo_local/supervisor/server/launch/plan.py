@@ -18,6 +18,7 @@ from dynamo_local.core.names import (
     FORKSERVER_SERVICE,
     HTTP_HOST_ENV,
     HTTP_PORT_ENV,
+    LOCAL_NODE,
     NAMESPACE_ENV,
     WATCHER_ENV,
     Watcher,
@@ -110,9 +111,9 @@ def plan_services(
 
 
 def plan_watcher(
-    template: ServiceTemplate, watcher: Watcher, inventory: Inventory, devices: tuple[int, ...]
+    template: ServiceTemplate, watcher: Watcher, inventory: Inventory, devices: tuple[int, ...], node: str = LOCAL_NODE
 ) -> WatcherPlan:
-    """Plan one process of the service, on these devices."""
+    """Plan one process of the service, on these devices of the node, which has that inventory."""
     held = environment_for(inventory, devices)
     # Set even if empty: the server's own environment may name devices, if a process that has some started it.
     held[SHARE_VARIABLE] = "" if template.share == 1 else f"{template.share:g}"
@@ -121,7 +122,7 @@ def plan_watcher(
     environment = threads | template.environment | held | {WATCHER_ENV: str(watcher)}
     if _LAUNCHER in template.argv:
         environment |= _sockets(watcher, Path(environment[STATE_DIR_VARIABLE]))
-    return WatcherPlan(watcher, template.role, template.argv, environment, devices, template.share)
+    return WatcherPlan(watcher, template.role, template.argv, environment, devices, template.share, node)
 
 
 def _sockets(watcher: Watcher, state_root: Path) -> dict[str, str]:

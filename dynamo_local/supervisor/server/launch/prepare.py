@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -202,7 +202,7 @@ def own_names(graph: ResolvedGraph) -> frozenset[str]:
 
 def without_devices(inventory: Inventory) -> Inventory:
     """The inventory of a machine on which no worker is to live."""
-    return replace(inventory, devices=())
+    return msgspec.structs.replace(inventory, devices=())
 
 
 def _resolve(graph: Graph, request: ServeRequest, chosen: Mapping[str, Section] | None = None) -> ResolvedGraph:

@@ -6,7 +6,6 @@ Apart from `plan`, since commands such as `dynamo ps` read templates and need no
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -17,15 +16,14 @@ ENDPOINT_WORKERS = "workers of endpoints"
 """Stands for the workers of all endpoints in the stop order. No service has such a name."""
 
 
-@dataclass(frozen=True)
-class WatcherPlan:
+class WatcherPlan(msgspec.Struct, frozen=True):
     """A process to be started. `environment` is added to that of the server, and overrides it. `share`: the part of its
     one device that the process gets; 1 for devices that it holds whole. `node`: where it runs."""
 
     watcher: Watcher
     role: str
     argv: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = {}
     devices: tuple[int, ...] = ()
     share: float = 1.0
     node: str = LOCAL_NODE

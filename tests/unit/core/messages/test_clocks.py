@@ -23,6 +23,9 @@ from dynamo_local.core.migration.in_flight import InFlightMigrations
 from dynamo_local.core.migration.thrashing import ThrashWatch
 from dynamo_local.core.routing.ledger import Ledger
 from dynamo_local.core.routing.load_policies import Freest, RoundRobin
+from dynamo_local.supervisor.places import messages as places_messages
+from dynamo_local.supervisor.places import port
+from dynamo_local.supervisor.server.launch import templates
 from tests.unit.core.messages.messages_strategies import presences
 
 OTHER_NUMBERS = {
@@ -39,8 +42,10 @@ OTHER_NUMBERS = {
     "MetricSample.value": "whatever is measured",
     "Reserve.floor": "steps",
     "RoleReport.usage": "a share",
-    "ReserveOrder.share": "a share",
-    "ReservationRow.share": "a share",
+    "Need.share": "a share",
+    "Reservation.share": "a share",
+    "WatcherPlan.share": "a share",
+    "ServiceTemplate.share": "a share",
     "PlannerReport.devices": "a number",
     "Load.kv_usage": "a share",
     "Load.kv_pinned": "a share",
@@ -59,8 +64,8 @@ OWN_CLOCK = {"Load.at", "Load.head_since", "Presence.started_at"}
 
 def fields() -> Iterator[tuple[str, str]]:
     """All fields of messages that can hold a fraction, with their types."""
-    for found in pkgutil.iter_modules(messages.__path__):
-        module = importlib.import_module(f"{messages.__name__}.{found.name}")
+    names = [f"{messages.__name__}.{found.name}" for found in pkgutil.iter_modules(messages.__path__)]
+    for module in map(importlib.import_module, [*names, port.__name__, places_messages.__name__, templates.__name__]):
         for kind in vars(module).values():
             if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == module.__name__:
                 for name, hint in typing.get_type_hints(kind, include_extras=True).items():

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import msgspec
+from msgspec.structs import replace
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Answer, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, DynamoError, NobodyListensError
-from dynamo_local.core.messages.places import PlacesRequest
 from dynamo_local.core.names import Watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.node.places import NodePlaces
 from dynamo_local.supervisor.places.clustered import ClusterPlaces
 from dynamo_local.supervisor.places.far import FarPlaces
 from dynamo_local.supervisor.places.local import LocalPlaces
+from dynamo_local.supervisor.places.messages import PlacesRequest
 from dynamo_local.supervisor.places.service import PlacesService
 from dynamo_local.supervisor.places.slots import Slots
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
@@ -123,7 +123,7 @@ class ClusterInMemory:
         await self.books.update(
             lambda state: claim(state, watcher, role="decode", cmd="run", devices=made.devices, node=made.node)
         )
-        await self.places.start(made, WatcherPlan(watcher, "decode", ("run",), {}, made.devices))
+        await self.places.start(WatcherPlan(watcher, "decode", ("run",), {}, made.devices, node=made.node))
         return watcher, made.node
 
     def miss(self, node: str, requests: int) -> None:

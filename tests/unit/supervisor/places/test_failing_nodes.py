@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from dynamo_local.core.errors import DeviceError, NodeStartError
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits

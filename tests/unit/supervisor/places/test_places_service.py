@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from dynamo_local.bus.nats import Bus
-from dynamo_local.core.messages.places import PlacesQuestion, Refused
+from dynamo_local.supervisor.places.messages import PlacesQuestion, Refused
 from dynamo_local.supervisor.places.port import Places
 from dynamo_local.supervisor.places.service import PlacesService
 from dynamo_local.tasks import TaskGuard

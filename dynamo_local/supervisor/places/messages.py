@@ -1,58 +1,37 @@
-"""Messages between those who decide what runs and the places where it runs (supervisor/places).
+"""Messages between those who decide what runs and the places where it runs (port.py).
 
 The head's server answers them for all places of its graph, and each node server for its node.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
 from dynamo_local.core.codec import VERSION
+from dynamo_local.core.errors import (
+    ConfigError,
+    DeviceError,
+    DynamoError,
+    NodeStartError,
+    SilentNodeError,
+    StateError,
+    SupervisorError,
+    UsageError,
+)
+from dynamo_local.core.names import Watcher
+from dynamo_local.supervisor.places.port import LogPart, Need, Place, Reservation, Status
+from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 
 MOST_LOG_LINES = 1000
 MOST_LOG_BYTES = 256 * 1024
 
+_ERRORS = (DeviceError, StateError, ConfigError, UsageError, SilentNodeError, NodeStartError, SupervisorError)
+"""The classes that are told apart at the other end. The first that fits is named."""
+
 _Lines = Annotated[int, msgspec.Meta(ge=1, le=MOST_LOG_LINES)]
-
-
-class DeviceRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A device of a node (state.devices.allocation.Device)."""
-
-    id: int
-    kind: Literal["gpu", "cpu-slot"]
-    name: str
-    cores: tuple[int, ...] = ()
-    uuid: str = ""
-
-
-class InventoryRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The devices of a node (state.devices.allocation.Inventory)."""
-
-    kind: Literal["gpu", "cpu-slot"]
-    devices: tuple[DeviceRow, ...]
-    exclusive: bool = True
-    gone: dict[int, str] = {}
-
-
-class ReservationRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Devices of a node, by their ids there, or a share of one, that are reserved for a watcher."""
-
-    watcher: str
-    node: str
-    devices: tuple[int, ...]
-    share: float = 1.0
-
-
-class PlaceRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node, with what is reserved there and not claimed. `given_up`: watchers whose processes are not started again,
-    each with the reason."""
-
-    node: str
-    inventory: InventoryRow
-    reservations: tuple[ReservationRow, ...]
-    given_up: dict[str, str] = {}
 
 
 class PlacesQuestion(msgspec.Struct, frozen=True, tag="places"):
@@ -61,27 +40,18 @@ class PlacesQuestion(msgspec.Struct, frozen=True, tag="places"):
     v: int = VERSION
 
 
-class ReserveOrder(msgspec.Struct, frozen=True, omit_defaults=True, tag="reserve"):
-    """Order to reserve that many devices, or a share of one, for a watcher. `on`: ids of those that were chosen.
-    `node`: the only one that will do."""
+class ReserveOrder(msgspec.Struct, frozen=True, tag="reserve"):
+    """Order to reserve what a watcher's process needs."""
 
-    watcher: str
-    role: str
-    devices: int
-    share: float = 1.0
-    virtual: bool = False
-    on: tuple[int, ...] | None = None
-    node: str = ""
+    watcher: Watcher
+    need: Need
     v: int = VERSION
 
 
-class StartOrder(msgspec.Struct, frozen=True, omit_defaults=True, tag="start"):
+class StartOrder(msgspec.Struct, frozen=True, tag="start"):
     """Order to start a process on what is reserved. A node server plans command and environment itself."""
 
-    reservation: ReservationRow
-    role: str
-    argv: tuple[str, ...] = ()
-    environment: dict[str, str] = {}
+    plan: WatcherPlan
     v: int = VERSION
 
 
@@ -144,31 +114,30 @@ PlacesRequest = (
 
 
 class PlacesAnswer(msgspec.Struct, frozen=True, tag="places"):
-    """The places that answer."""
+    """The places that answer, by node."""
 
-    places: tuple[PlaceRow, ...]
+    places: Mapping[str, Place]
     v: int = VERSION
 
 
 class Reserved(msgspec.Struct, frozen=True, tag="reserved"):
     """What is reserved now."""
 
-    reservation: ReservationRow
+    reservation: Reservation
     v: int = VERSION
 
 
 class StatusesAnswer(msgspec.Struct, frozen=True, tag="statuses"):
     """Status of every watcher."""
 
-    statuses: dict[str, Literal["active", "stopped", "unknown"]]
+    statuses: Mapping[str, Status]
     v: int = VERSION
 
 
-class LinesAnswer(msgspec.Struct, frozen=True, omit_defaults=True, tag="lines"):
-    """Lines of a log: the error, or none; or the last ones. `end`: the offset after them, in bytes."""
+class ErrorAnswer(msgspec.Struct, frozen=True, tag="error"):
+    """The error in which a watcher's last process ended."""
 
-    lines: tuple[str, ...]
-    end: int = 0
+    error: str | None
     v: int = VERSION
 
 
@@ -187,7 +156,19 @@ class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):
     v: int = VERSION
 
 
-PlacesReply = PlacesAnswer | Reserved | StatusesAnswer | LinesAnswer | Done | Refused
+PlacesReply = PlacesAnswer | Reserved | StatusesAnswer | ErrorAnswer | LogPart | Done | Refused
+
+
+def refusal(error: DynamoError) -> Refused:
+    """An error as a message."""
+    kind = next((kind for kind in _ERRORS if isinstance(error, kind)), SupervisorError)
+    return Refused(kind.__name__, error.cause, error.remedy)
+
+
+def error_of(refused: Refused) -> DynamoError:
+    """Inverse of `refusal`."""
+    kinds = {kind.__name__: kind for kind in _ERRORS}
+    return kinds.get(refused.error, SupervisorError)(refused.cause, refused.remedy)
 
 
 class HeadBeat(msgspec.Struct, frozen=True):
