@@ -24,10 +24,10 @@ import msgspec
 
 from benchmarks.endpoints.orders import Orders, server_is_up
 from benchmarks.faults.parts import Parts
-from benchmarks.harness.client import HOST, ExchangeError
+from benchmarks.harness.client import HOST
 from benchmarks.harness.report import Figures, progress, save, table
 from benchmarks.harness.servers import Server, ServerError, running, serve_again, start_endpoints
-from dynamo_local.control.operations import CREATE_ENDPOINT, DELETE_ENDPOINT, UPDATE_ENDPOINT, Operation
+from dynamo_local.control.operations import CREATE_ENDPOINT, CREATE_KEY, DELETE_ENDPOINT, UPDATE_ENDPOINT, Operation
 from dynamo_local.core.endpoints.registry import Entry
 from dynamo_local.core.errors import DynamoError, UsageError
 from state.endpoints.registry import read_registry
@@ -52,6 +52,8 @@ class BrokenOff:
     server: Server
     orders: Orders
     random: random.Random
+    secret: str
+    """Of an administrator's key, with which frontends take orders."""
     counts: Counter[str] = field(default_factory=Counter)
     number: int = 0
 
@@ -92,7 +94,7 @@ class BrokenOff:
             return await self._leave(f"{operation.method} {path}", body, kill_after_s)
         if victim == "frontend":
             frontends = await self._frontends()
-            asking = asyncio.create_task(self._by_http(operation, path, fields))
+            asking = asyncio.create_task(self._by_http(operation.method, path, fields))
             await asyncio.sleep(kill_after_s)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.random.choice(frontends), signal.SIGKILL)
@@ -127,10 +129,8 @@ class BrokenOff:
         async with asyncio.timeout(_UP_WITHIN_S):
             while True:
                 found = [process.pid for process in Parts(self.server).processes().get("frontend", ())]
-                if len(found) >= 2:
-                    with contextlib.suppress(ExchangeError):
-                        await self.server.get("/v1/models")
-                        return found
+                if len(found) >= 2 and await self._by_http("GET", "/v1/models"):
+                    return found
                 await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _by_socket(self, operation: Operation, name: str, fields: Any) -> bool:
@@ -140,12 +140,16 @@ class BrokenOff:
             return False
         return True
 
-    async def _by_http(self, operation: Operation, path: str, fields: Any) -> bool:
+    async def _by_http(self, method: str, path: str, fields: Any = None) -> bool:
         try:
             async with httpx.AsyncClient(base_url=f"http://{HOST}:{self.server.port}", trust_env=False) as client:
-                return (await client.request(operation.method, path, json=fields, timeout=_ANSWER_S)).is_success
+                key = {"authorization": f"Bearer {self.secret}"}
+                answer = await client.request(method, path, json=fields, headers=key, timeout=_ANSWER_S)
         except httpx.HTTPError:
             return False
+        if answer.status_code in (401, 403):
+            raise ServerError(f"the frontend takes no orders: {answer.text}")
+        return answer.is_success
 
     def _entry(self, name: str) -> Entry | None:
         return read_registry(self.orders.paths).entries.get(name)
@@ -176,6 +180,9 @@ def _same(one: Entry | None, other: Entry | None) -> bool:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--orders", type=int, default=1000, help="number of orders, and of kills")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--kill", nargs="+", choices=list(_VICTIMS), default=list(_VICTIMS), help="what is killed (all)"
+    )
 
 
 async def run(arguments: argparse.Namespace) -> Figures:
@@ -189,9 +196,10 @@ async def run(arguments: argparse.Namespace) -> Figures:
             await server_is_up(server)
             orders = Orders(server, Path(scratch), draw)
             await orders.reachable()
-            broken_off = BrokenOff(server, orders, draw)
+            key = await orders.ask(CREATE_KEY, fields={"name": "orders", "admin": True})
+            broken_off = BrokenOff(server, orders, draw, key["secret"])
             # Servers last: their frontends need not have started for orders on the socket.
-            victims = sorted(draw.choices(list(_VICTIMS), list(_VICTIMS.values()), k=number))
+            victims = sorted(draw.choices(arguments.kill, [_VICTIMS[each] for each in arguments.kill], k=number))
             for each, victim in enumerate(victims):
                 await broken_off.give(victim)
                 if each % 50 == 49:
