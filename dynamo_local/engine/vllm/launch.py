@@ -69,7 +69,7 @@ def launch(
     """Import vLLM, start its engine core, and wait until that has loaded the model. `parks`: the engine is to be able
     to park. `bus_host`: see VllmEngine."""
     progress("importing vLLM")
-    require("starting engines", "requests and outputs", "continuing requests")
+    require("continuing requests")
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
     from vllm.v1.engine.core_client import EngineCoreClient

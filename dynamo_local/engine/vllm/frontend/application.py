@@ -143,9 +143,7 @@ class ModelApplication:
 
     def _build(self, progress: Progress) -> _Built:
         progress("importing vLLM")
-        require("starting engines", "requests and outputs", "serving HTTP", "HTTP connections")
-        require("the frontend's engine", "failures of single requests", "metrics of several models")
-        require("tasks of a model", "counting of tokens")
+        require("HTTP connections", "the frontend's engine", "failures of single requests", "counting of tokens")
         from vllm.engine.arg_utils import AsyncEngineArgs
 
         from dynamo_local.engine.vllm.frontend.core_client import build

@@ -108,7 +108,7 @@ class HttpServer:
             await asyncio.wait({serving.task}, timeout=2.0)
 
     def _build(self) -> tuple[Namespace, Any]:
-        require("serving HTTP", "HTTP connections")
+        require("HTTP connections")
         from vllm import envs
         from vllm.logger import configure_logging_from_args
         from vllm.utils.gc_utils import freeze_gc_heap

@@ -1,28 +1,28 @@
-"""The table of patches: what is replaced in vLLM and other libraries, or relied on without being documented there.
+"""The table of patches: what is replaced in vLLM and other libraries, with what these replacements rely on.
 
-A part of foreign code is written `module:name`, which has to exist; `module:name(a, b)`, a function with exactly these
-parameters; `module:name(a, b, ...)`, a function with these among others; or `module~text`, a module whose source has
-this text. check.py compares them before a patch is applied.
+What is only used of vLLM stands in no row: the exact pin and the contract tests hold it. A part of foreign code is
+written `module:name`, which has to exist; `module:name(a, b)`, a function with exactly these parameters;
+`module:name(a, b, ...)`, a function with these among others; or `module~text`, a module whose source has this text.
+check.py compares them before a patch is applied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 
 @dataclass(frozen=True)
 class Patch:
-    """Row of the table. A row that replaces nothing is of code that is only used, or extended as its owner foresees."""
+    """Row of the table. A row without parts replaces nothing, and reaches so deep into vLLM that it is done with the
+    tested version alone."""
 
     file: str
     """Path of the module that replaces the code, from engine/vllm on."""
     why: str
     test: str
     """The contract test that fails when the foreign code behaves otherwise: a pytest id, from the repository's root."""
-    on: Literal["CPU", "GPU", "CPU and GPU"]
-    """Engines on which the patch is applied. The frontend serves both."""
     replaces: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
     without: str | None = None
@@ -38,119 +38,20 @@ class Patch:
 
 _CONTRACT = "tests/e2e/contract"
 _NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
-_CONNECTOR = f"{_NIXL}.connector:NixlBaseConnector"
-_SCHEDULER = f"{_NIXL}.pull_scheduler:NixlPullConnectorScheduler"
-_WORKER = f"{_NIXL}.pull_worker:NixlPullConnectorWorker"
 _CLIENT = "vllm.v1.engine.core_client:EngineCoreClient"
-_CORE = "vllm.v1.engine.core:EngineCore"
 _SAMPLER = "vllm.v1.sample.sampler:Sampler"
 _GRAMMARS = "vllm.v1.structured_output:StructuredOutputManager"
 _SHM = "vllm.distributed.device_communicators.shm_broadcast"
 _REGISTRY = "vllm.model_executor.models.registry"
-_LOGGERS = "vllm.v1.metrics.loggers"
 _HTTP = "uvicorn.protocols.http.httptools_impl"
 
 _NO_KV = "the engine transfers no KV"
-
-_USED: Mapping[str, Patch] = {
-    "starting engines": Patch(
-        file="launch.py",
-        why="engines run without vLLM's own frontend",
-        test=f"{_CONTRACT}/test_vllm.py::test_a_configuration_becomes_vllms_command_line",
-        on="CPU and GPU",
-        uses=(
-            "vllm.engine.arg_utils:AsyncEngineArgs.from_cli_args(args)",
-            "vllm.engine.arg_utils:AsyncEngineArgs.add_cli_args(parser, ...)",
-            "vllm.engine.arg_utils:AsyncEngineArgs.create_engine_config(self, ...)",
-            "vllm.engine.arg_utils:AsyncEngineArgs.scheduling_policy",
-            "vllm.utils.argparse_utils:FlexibleArgumentParser",
-            f"{_CLIENT}.make_async_mp_client(vllm_config, executor_class, log_stats, ...)",
-            "vllm.v1.executor.abstract:Executor.get_class(vllm_config)",
-            "vllm.lora.request:LoRARequest",
-            "vllm.lora.utils:get_adapter_absolute_path(lora_path)",
-        ),
-    ),
-    "requests and outputs": Patch(
-        file="requests/wire.py",
-        why="requests and outputs travel between a frontend and engines in other processes",
-        test=f"{_CONTRACT}/test_fields.py::test_what_becomes_of_every_field_is_known",
-        on="CPU and GPU",
-        uses=(
-            "vllm.v1.engine:EngineCoreRequest.prompt_token_ids",
-            "vllm.v1.engine:EngineCoreRequest.sampling_params",
-            "vllm.v1.engine:EngineCoreRequest.pooling_params",
-            "vllm.v1.engine:EngineCoreOutput.new_token_ids",
-            "vllm.v1.engine:EngineCoreOutput.finish_reason",
-            "vllm.v1.engine:EngineCoreOutput.pooling_output",
-            "vllm.v1.engine:EngineCoreOutputs.scheduler_stats",
-            "vllm.v1.engine:FinishReason",
-            "vllm.v1.engine.exceptions:EngineDeadError",
-            "vllm.sampling_params:SamplingParams.extra_args",
-            "vllm.pooling_params:PoolingParams.late_interaction_params",
-        ),
-    ),
-    "tasks of a model": Patch(
-        file="requests/tasks.py",
-        why="vLLM asks the loaded model what it can be asked for, and the frontend has none",
-        test=f"{_CONTRACT}/test_tasks.py::test_an_architecture_has_the_tasks_of_its_model",
-        on="CPU and GPU",
-        uses=(
-            "vllm.config.model~self.runner_type",
-            "vllm.config.model~self._model_info",
-            f"{_REGISTRY}:_ModelInfo.architecture",
-            f"{_REGISTRY}:_ModelInfo.is_pooling_model",
-            f"{_REGISTRY}:_ModelInfo.score_type",
-        ),
-    ),
-    "serving HTTP": Patch(
-        file="frontend/application.py",
-        why="a stop lets streams under way finish; vLLM's own serve_http drops them",
-        test=f"{_CONTRACT}/test_responsive.py::test_many_tokens_are_written_quickly_and_as_ever",
-        on="CPU and GPU",
-        uses=(
-            "vllm.tokenizers.registry:cached_get_tokenizer",
-            "vllm.exceptions:GracefulHTTPError",
-            "vllm.exceptions:VLLMClientError",
-            "vllm.entrypoints.serve.exception_handling.handlers.validation:clean_loc_for_param(loc)",
-            "vllm.entrypoints.serve.exception_handling.handlers.validation:validation_exception_handler(req, exc)",
-            "vllm.entrypoints.serve.exception_handling.utils:sanitize_message(message)",
-            "vllm.entrypoints.launchers.app:build_app(args, supported_tasks, model_config, ...)",
-            "vllm.entrypoints.launchers.api_server.app_state:init_app_state"
-            "(engine_client, state, args, supported_tasks)",
-            "vllm.entrypoints.launchers.api_server.app_state~state.online_renderer = OnlineRenderer(",
-            "vllm.renderers.hf:HfRenderer",
-            "vllm.renderers.hf:resolve_chat_template(tokenizer, chat_template, tools, model_config)",
-            "vllm.renderers.hf~hf_chat_utils._compile_jinja_template(chat_template)",
-            "vllm.entrypoints.launchers.launcher:NoSignalServer",
-            "vllm.entrypoints.launchers.cli_args:make_arg_parser(parser)",
-            "vllm.entrypoints.launchers.cli_args:validate_parsed_serve_args(args)",
-            "vllm.entrypoints.launchers.utils.server_utils:get_uvicorn_log_config(args)",
-            "vllm.logger:configure_logging_from_args(args)",
-            "vllm.utils.import_utils:import_plugin(plugin_path)",
-            "uvicorn.config:create_ssl_context",
-        ),
-    ),
-    "watching the engine's processes": Patch(
-        file="processes.py",
-        why="vLLM notices the death of one of several ranks after up to 9 s",
-        test="tests/e2e/faults/test_engine_death.py::test_streams_go_on_when_a_process_of_an_engine_is_killed",
-        on="CPU and GPU",
-        uses=(
-            "vllm.v1.engine.core_client:BackgroundResources.engine_manager",
-            "vllm.v1.engine.core_client:BackgroundResources.engine_dead",
-            "vllm.v1.engine.core_client~self.outputs_queue",
-            "vllm.v1.engine.utils~self.processes",
-        ),
-        without="a process that dies is noticed when vLLM notices it",
-    ),
-}
 
 _FRONTEND: Mapping[str, Patch] = {
     "the frontend's engine": Patch(
         file="patches/frontend/core_client.py",
         why="AsyncLLM takes its engine-core client from this method, and offers no way to pass one in",
         test=f"{_CONTRACT}/test_vllm.py::test_failures_reach_the_request_they_belong_to_and_no_other",
-        on="CPU and GPU",
         replaces=(f"{_CLIENT}.make_async_mp_client",),
         uses=("vllm.v1.engine.async_llm:AsyncLLM.from_vllm_config(vllm_config, disable_log_stats, ...)",),
     ),
@@ -158,7 +59,6 @@ _FRONTEND: Mapping[str, Patch] = {
         file="patches/frontend/output_processor.py",
         why="vLLM's output loop ends at the first exception, and fails every request there is",
         test=f"{_CONTRACT}/test_vllm.py::test_failures_reach_the_request_they_belong_to_and_no_other",
-        on="CPU and GPU",
         replaces=("vllm.v1.engine.output_processor:OutputProcessor.process_outputs(self, engine_core_outputs, ...)",),
         uses=(
             "vllm.v1.engine.output_processor:OutputProcessor.abort_requests(self, request_ids, internal)",
@@ -169,7 +69,6 @@ _FRONTEND: Mapping[str, Patch] = {
         file="patches/frontend/usage_counting.py",
         why="vLLM counts what a request has used in each API anew, and only for answers that are read to their end",
         test=f"{_CONTRACT}/test_applications.py::test_what_answers_tell_of_their_use_is_counted",
-        on="CPU and GPU",
         replaces=(
             "vllm.v1.engine.output_processor:OutputProcessor.process_outputs(self, engine_core_outputs, ...)",
             "vllm.v1.engine.output_processor:OutputProcessor.add_request"
@@ -186,7 +85,6 @@ _FRONTEND: Mapping[str, Patch] = {
         file="patches/frontend/kept_prompts.py",
         why="the prompt of an answer that goes on is rendered anew, and a template that prints the time makes another",
         test=f"{_CONTRACT}/test_kept_answers.py::test_thoughts_and_calls_of_tools_go_on_in_the_middle",
-        on="CPU and GPU",
         replaces=(
             "vllm.v1.engine.output_processor:OutputProcessor.add_request"
             "(self, request, prompt, parent_req, request_index, queue)",
@@ -197,7 +95,6 @@ _FRONTEND: Mapping[str, Patch] = {
         file="patches/frontend/preprocessing.py",
         why="long texts and grammars hold up all other requests of vLLM's server",
         test=f"{_CONTRACT}/test_responsive.py::test_a_short_prompt_does_not_wait_for_a_long_one",
-        on="CPU and GPU",
         replaces=(
             "vllm.renderers.base:BaseRenderer.render_cmpl_async(self, prompts, ...)",
             "vllm.renderers.base~self._executor",
@@ -209,33 +106,10 @@ _FRONTEND: Mapping[str, Patch] = {
         uses=("vllm.renderers.base:BaseRenderer.validate_token_ids",),
         without="long texts and grammars hold up other requests",
     ),
-    "metrics of several models": Patch(
-        file="patches/frontend/metrics.py",
-        why="each new AsyncLLM removes the metrics of those before it",
-        test=f"{_CONTRACT}/test_applications.py::test_each_model_has_its_metrics_whichever_comes_and_goes",
-        on="CPU and GPU",
-        uses=(
-            *(
-                f"{_LOGGERS}:PrometheusStatLogger.{name}"
-                for name in (
-                    "_gauge_cls",
-                    "_counter_cls",
-                    "_histogram_cls",
-                    "_spec_decoding_cls",
-                    "_kv_connector_cls",
-                    "_ec_connector_cls",
-                    "_perf_metrics_cls",
-                )
-            ),
-            f"{_LOGGERS}:StatLoggerManager",
-            "vllm.v1.engine.async_llm:AsyncLLM.from_vllm_config(vllm_config, stat_loggers, ...)",
-        ),
-    ),
     "metrics of tool parsers": Patch(
         file="patches/frontend/metrics.py",
         why="calls of tool parsers are counted for the model that was built last",
         test=f"{_CONTRACT}/test_applications.py::test_tool_calls_are_counted_for_the_model_that_answers",
-        on="CPU and GPU",
         replaces=(
             "vllm.parser.metrics:init_parser_metrics(model_name)",
             "vllm.parser.metrics:_model_name",
@@ -252,7 +126,6 @@ _FRONTEND: Mapping[str, Patch] = {
         file="patches/frontend/metrics.py",
         why="of several applications in one process, the first alone counts its HTTP requests",
         test=f"{_CONTRACT}/test_applications.py::test_each_model_has_its_metrics_whichever_comes_and_goes",
-        on="CPU and GPU",
         uses=(
             "prometheus_fastapi_instrumentator.metrics:default(registry, ...)",
             "prometheus_fastapi_instrumentator.middleware:PrometheusInstrumentatorMiddleware",
@@ -265,7 +138,6 @@ _FRONTEND: Mapping[str, Patch] = {
         why="uvicorn bounds neither the number of connections nor the time and size of a request's head, and of "
         "several processes on one socket one accepts most",
         test="tests/unit/vllm/frontend/test_http_connections.py::test_a_head_that_does_not_come_ends_the_connection",
-        on="CPU and GPU",
         uses=(
             f"{_HTTP}:HttpToolsProtocol.connection_made(self, transport)",
             f"{_HTTP}:HttpToolsProtocol.connection_lost(self, exc)",
@@ -290,7 +162,6 @@ _FRONTEND: Mapping[str, Patch] = {
         file="patches/frontend/http_ticks.py",
         why="uvicorn wakes up ten times a second to see whether it is to end",
         test="tests/unit/vllm/patches/test_http_ticks.py::test_a_server_answers_with_the_time_and_ends_when_told_to",
-        on="CPU and GPU",
         replaces=("uvicorn:Server.main_loop(self)",),
         uses=("uvicorn:Server.on_tick(self, counter)",),
         without="the idle frontend wakes up ten times a second",
@@ -303,7 +174,6 @@ _REQUESTS: Mapping[str, Patch] = {
         file="patches/requests/continued.py",
         why="a request that goes on from another engine has output already, which vLLM cannot be told",
         test=f"{_CONTRACT}/test_continuing.py::test_the_scheduler_has_it_as_one_that_it_resumes",
-        on="CPU and GPU",
         replaces=(
             "vllm.v1.request:Request.from_engine_core_request(request, block_hasher)",
             "vllm.v1.request:Request.take_prefill_stats(self)",
@@ -323,7 +193,6 @@ _REQUESTS: Mapping[str, Patch] = {
         file="patches/requests/token_logprobs.py",
         why="a request that names tokens takes the candidates from the others of its step",
         test=f"{_CONTRACT}/test_logprobs.py::test_each_request_is_told_what_it_asked_for",
-        on="CPU and GPU",
         replaces=(
             f"{_SAMPLER}.forward(self, logits, sampling_metadata, ...)",
             f"{_SAMPLER}.gather_specific_token_logprobs(self, logprobs, logprob_token_ids, sampled)",
@@ -335,7 +204,6 @@ _REQUESTS: Mapping[str, Patch] = {
         file="patches/requests/fair_waiting.py",
         why="vLLM's queue knows priorities alone: background work waits for ever, and a key behind all of another",
         test=f"{_CONTRACT}/test_fair_waiting.py::test_a_scheduler_lets_classes_and_keys_take_turns",
-        on="CPU and GPU",
         replaces=("vllm.v1.core.sched.scheduler:Scheduler.__init__(self, vllm_config, ...)",),
         uses=(
             "vllm.v1.core.sched.scheduler~self.waiting = create_request_queue(self.policy)",
@@ -352,7 +220,6 @@ _REQUESTS: Mapping[str, Patch] = {
         file="patches/requests/make_room.py",
         why="vLLM preempts for KV blocks alone: where all slots are taken an urgent request waits for one to end",
         test=f"{_CONTRACT}/test_make_room.py::test_an_urgent_request_takes_the_slot_of_a_less_urgent_one",
-        on="CPU and GPU",
         replaces=("vllm.v1.core.sched.scheduler:Scheduler.schedule(self, throttle_prefills)",),
         uses=(
             "vllm.v1.core.sched.scheduler:Scheduler._preempt_request(self, request, timestamp, drop_stale_output)",
@@ -374,7 +241,6 @@ _REQUESTS: Mapping[str, Patch] = {
         file="patches/requests/adapter_fit.py",
         why="an adapter of which no tensor is for a module of the model is loaded, and the model alone answers",
         test="tests/e2e/models/test_listed_adapters.py::test_adapters_come_and_go_while_the_engine_runs",
-        on="CPU and GPU",
         replaces=("vllm.lora.model_manager:LoRAModelManager._create_merged_loras_inplace(self, lora_model)",),
         uses=(
             "vllm.lora.model_manager:LoRAModelManager._get_lora_layer_weights(self, lora_model, module_name)",
@@ -388,7 +254,6 @@ _REQUESTS: Mapping[str, Patch] = {
         file="patches/requests/grammar_deadline.py",
         why="a grammar may take minutes to compile, and cannot be cancelled",
         test=f"{_CONTRACT}/test_responsive.py::test_an_engine_gives_up_a_grammar_that_takes_too_long",
-        on="CPU and GPU",
         replaces=(
             f"{_GRAMMARS}.__init__(self, vllm_config)",
             f"{_GRAMMARS}._create_grammar(self, request)",
@@ -403,21 +268,6 @@ _PARKING: Mapping[str, Patch] = {
         file="patches/parking.py",
         why="vLLM gives no memory back on a CPU, and sleeps without asking who reads its KV",
         test=f"{_CONTRACT}/test_parking.py::test_what_parking_calls_is_there",
-        on="CPU and GPU",
-        uses=(
-            f"{_CORE}.reset_prefix_cache(self, ...)",
-            f"{_CORE}.sleep(self, level, mode)",
-            f"{_CORE}.wake_up(self, tags)",
-            f"{_CORE}.is_scheduler_paused(self)",
-            f"{_CORE}.resume_scheduler(self)",
-            f"{_CORE}Proc._invoke_utility_method(name, get_result, output, enqueue_output)",
-            "vllm.v1.core.sched.scheduler:Scheduler.get_kv_connector(self)",
-            "vllm.v1.core.sched.scheduler~self.requests",
-            "vllm.v1.engine.core~self.batch_queue",
-            "vllm.v1.executor.abstract:Executor.collective_rpc(self, method, ...)",
-            "vllm.v1.executor.abstract:Executor.is_sleeping",
-            "vllm.engine.arg_utils:AsyncEngineArgs.enable_sleep_mode",
-        ),
         without="workers are not parked",
     ),
 }
@@ -427,64 +277,12 @@ _KV: Mapping[str, Patch] = {
         file="kv/pull/connector.py",
         why="engines read each other's cached blocks; vLLM's own connector reads blocks of requests known to both",
         test=f"{_CONTRACT}/test_pull.py::test_exactly_these_methods_are_overridden_with_the_same_parameters",
-        on="CPU and GPU",
-        uses=(
-            "vllm.config:KVTransferConfig",
-            "vllm.v1.core.block_pool:BlockPool.get_cached_block(self, block_hash, kv_cache_group_ids)",
-            "vllm.v1.core.block_pool~self.cached_block_hash_to_block",
-            "vllm.v1.core.kv_cache_utils:get_request_block_hasher(hash_block_size, caching_hash_fn)",
-            "vllm.v1.core.kv_cache_utils:make_block_hash_with_group_id(block_hash, group_id)",
-            "vllm.v1.core.kv_cache_utils:init_none_hash(hash_fn)",
-            "vllm.v1.core.sched.scheduler:Scheduler.get_kv_connector(self)",
-            "vllm.v1.core.sched.scheduler:Scheduler.make_stats(self, kv_connector_stats, ...)",
-            "vllm.v1.kv_cache_interface:FullAttentionSpec",
-            "vllm.v1.kv_cache_interface:MLAAttentionSpec",
-            f"{_CONNECTOR}.start_load_kv(self, forward_context, kwargs)",
-            f"{_CONNECTOR}.get_kv_connector_stats(self)",
-            f"{_CONNECTOR}.build_kv_connector_stats(data)",
-            f"{_CONNECTOR}.build_connector_worker_meta(self)",
-            f"{_CONNECTOR}.bind_gpu_block_pool(self, gpu_block_pool)",
-            f"{_NIXL}.metadata:NixlAgentMetadata",
-            f"{_NIXL}.metadata:NixlHandshakePayload.compatibility_hash",
-            f"{_NIXL}.metadata:NixlConnectorMetadata.add_new_req_to_recv"
-            "(self, request_id, local_block_ids, kv_transfer_params, ...)",
-            f"{_SCHEDULER}.build_connector_meta(self, scheduler_output)",
-            f"{_SCHEDULER}.get_num_new_matched_tokens(self, request, num_computed_tokens)",
-            f"{_SCHEDULER}.update_state_after_alloc(self, request, blocks, num_external_tokens)",
-            f"{_SCHEDULER}.update_connector_output(self, connector_output)",
-            f"{_SCHEDULER}.request_finished(self, request, block_ids)",
-            f"{_SCHEDULER}.set_xfer_handshake_metadata(self, metadata)",
-            f"{_WORKER}.start_load_kv(self, metadata)",
-            f"{_WORKER}.get_transfer_results(self)",
-            f"{_WORKER}._read_blocks_for_req(self, req_id, meta)",
-            f"{_WORKER}._nixl_handshake(self, host, port, remote_tp_size, expected_engine_id, remote_dcp_size, "
-            "remote_pp_size, notif_agents_only)",
-            f"{_WORKER}._pop_done_transfers",
-            f"{_WORKER}._get_new_notifs(self)",
-            f"{_WORKER}._engines_with_inflight_transfers(self)",
-            f"{_WORKER}._cleanup_remote_engine(self, engine_id, log_eviction)",
-            *(
-                f"{_NIXL}.base_worker~self.{name}"
-                for name in (
-                    "_recving_metadata",
-                    "_recving_transfers",
-                    "_recv_failures",
-                    "_failed_recv_reqs",
-                    "_remote_agents",
-                    "dst_num_blocks",
-                    "compat_hash",
-                    "use_host_buffer",
-                    "nixl_wrapper",
-                )
-            ),
-        ),
         without=_NO_KV,
     ),
     "KV agents": Patch(
         file="patches/kv/nixl_agent.py",
         why="on a CPU, engines copy from each other's memory without a port, where NIXL would listen on one",
         test=f"{_CONTRACT}/test_agents.py::test_agents_are_replaced_for_a_while_only",
-        on="CPU",
         replaces=(f"{_NIXL}.base_worker:NixlWrapper",),
         without=_NO_KV,
     ),
@@ -492,7 +290,6 @@ _KV: Mapping[str, Patch] = {
         file="patches/kv/block_pool.py",
         why="the blocks kept by nothing but leases are counted with every step",
         test=f"{_CONTRACT}/test_pull.py::test_references_of_all_kinds_are_told_of_as_vllm_takes_and_gives_them_up",
-        on="CPU and GPU",
         replaces=(
             "vllm.v1.core.block_pool:BlockPool.touch(self, blocks)",
             "vllm.v1.core.block_pool:BlockPool.free_blocks(self, ordered_blocks)",
@@ -503,8 +300,6 @@ _KV: Mapping[str, Patch] = {
         file="patches/kv/core_methods.py",
         why="the block pool may only be touched between two steps, by the engine core's own loop",
         test=f"{_CONTRACT}/test_pull.py::test_a_utility_method_may_answer_later",
-        on="CPU and GPU",
-        uses=("vllm.v1.engine.core:EngineCoreProc._invoke_utility_method(name, get_result, output, enqueue_output)",),
         without=_NO_KV,
     ),
 }
@@ -514,7 +309,6 @@ _ROUTING: Mapping[str, Patch] = {
         file="patches/kv/cache_changes.py",
         why="routers are to know which blocks are cached; vLLM's own events need a socket, and tell what prompts say",
         test=f"{_CONTRACT}/test_cache_changes.py::test_what_is_told_is_what_the_pool_has_cached",
-        on="CPU and GPU",
         replaces=(
             "vllm.v1.core.block_pool:BlockHashToBlockMap.insert(self, key, block)",
             "vllm.v1.core.block_pool:BlockHashToBlockMap.pop(self, key, block_id)",
@@ -538,11 +332,16 @@ _ROUTING: Mapping[str, Patch] = {
 }
 
 _PROCESSES: Mapping[str, Patch] = {
+    "watching the engine's processes": Patch(
+        file="processes.py",
+        why="vLLM notices the death of one of several ranks after up to 9 s",
+        test="tests/e2e/faults/test_engine_death.py::test_streams_go_on_when_a_process_of_an_engine_is_killed",
+        without="a process that dies is noticed when vLLM notices it",
+    ),
     "frozen garbage collection": Patch(
         file="patches/processes/garbage.py",
         why="an engine's processes take seconds to end, and copy the memory that they share with others",
         test="tests/unit/vllm/test_plugin.py::test_what_an_engine_has_frozen_stays_so_in_processes_of_ours_alone",
-        on="CPU and GPU",
         replaces=("gc:unfreeze()",),
         without="processes of an engine take seconds to end",
         of="Python",
@@ -551,7 +350,6 @@ _PROCESSES: Mapping[str, Patch] = {
         file="patches/processes/plugins.py",
         why="each process of an engine reads a file of every installed package, for 20 ms",
         test="tests/unit/vllm/test_plugin.py::test_plugins_are_looked_for_once",
-        on="CPU and GPU",
         replaces=("importlib.metadata:entry_points(params)",),
         without="each process of an engine looks for plugins",
         of="Python",
@@ -560,7 +358,6 @@ _PROCESSES: Mapping[str, Patch] = {
         file="patches/processes/inherited_setup.py",
         why="NVML keeps the driver's files open in the process that asks it, and what is forked from there has them",
         test=f"{_CONTRACT}/test_start.py::test_nvml_is_asked_once_and_in_a_process_that_ends",
-        on="GPU",
         replaces=("torch.cuda:_raw_device_count_nvml()", "torch.cuda:_raw_device_uuid_nvml()"),
         without="services on GPUs are not forked, and each imports vLLM by itself",
         of="torch",
@@ -569,7 +366,6 @@ _PROCESSES: Mapping[str, Patch] = {
         file="patches/processes/shared_memory_names.py",
         why="what killed engines leave in /dev/shm is removed by its name",
         test="tests/unit/vllm/test_plugin.py::test_shared_memory_of_processes_of_ours_alone_is_named_by_whose_it_is",
-        on="CPU and GPU",
         replaces=("multiprocessing.shared_memory:_make_filename()",),
         without="what killed engines leave in /dev/shm is not removed",
         of="Python",
@@ -581,26 +377,13 @@ _TUNING: Mapping[str, Patch] = {
         file="patches/processes/loaded_model.py",
         why="each worker loads the weights that others of the same model have loaded",
         test="tests/e2e/models/test_prepared.py::test_answers_are_those_of_a_worker_that_has_loaded_the_weights",
-        on="CPU",
         replaces=("vllm.v1.worker.cpu_model_runner:get_model(vllm_config, ...)",),
         uses=(
             "vllm.v1.worker.cpu_model_runner:_set_torch_accelerator_to_noop()",
             "vllm.v1.worker.cpu_model_runner~self.model = get_model(vllm_config=self.vllm_config)",
-            "vllm.config:set_current_vllm_config(vllm_config, ...)",
             "vllm.config:CompilationConfig.static_forward_context",
             "vllm.config:CompilationConfig.static_all_moe_layers",
             "vllm.config:VllmConfig.use_v2_model_runner",
-            "vllm.distributed.parallel_state:init_distributed_environment"
-            "(world_size, rank, distributed_init_method, local_rank, backend, ...)",
-            "vllm.distributed.parallel_state:ensure_model_parallel_initialized"
-            "(tensor_model_parallel_size, pipeline_model_parallel_size, ...)",
-            "vllm.model_executor.model_loader:get_model(vllm_config, ...)",
-            "vllm.utils.torch_utils:set_random_seed(seed, ...)",
-            "torch.testing._internal.distributed.fake_pg:FakeStore",
-            "tqdm:tqdm.monitor_interval",
-            "vllm.forward_context:set_forward_context",
-            "vllm.tokenizers.registry:cached_get_tokenizer",
-            "vllm.tokenizers.registry:cached_tokenizer_from_config",
         ),
         without="each worker loads the weights of its model",
     ),
@@ -608,7 +391,6 @@ _TUNING: Mapping[str, Patch] = {
         file="patches/processes/inherited_setup.py",
         why="each worker looks for kernels in all modules, for 0.2 s",
         test=f"{_CONTRACT}/test_start.py::test_kernels_are_replaced_once_and_in_modules_that_come_later",
-        on="CPU",
         replaces=("vllm.platforms:current_platform.register_triton_kernel_overrides()",),
         uses=("vllm.triton_utils.dispatcher:register_kernels(overrides)",),
         without="each worker replaces the kernels itself",
@@ -617,7 +399,6 @@ _TUNING: Mapping[str, Patch] = {
         file="patches/processes/inherited_setup.py",
         why="each worker runs a shell and lscpu for the list of cores",
         test=f"{_CONTRACT}/test_start.py::test_cores_are_listed_once",
-        on="CPU",
         replaces=("vllm.utils.cpu_resource_utils:_get_cpu_list()",),
         uses=("vllm.utils.cpu_resource_utils:get_allowed_cpu_list()",),
         without="each worker runs lscpu",
@@ -626,7 +407,6 @@ _TUNING: Mapping[str, Patch] = {
         file="patches/processes/inherited_setup.py",
         why="each process that configures an engine imports vLLM once more at the first start of a kind of model",
         test=f"{_CONTRACT}/test_start.py::test_a_model_is_looked_at_in_this_process",
-        on="CPU",
         replaces=(f"{_REGISTRY}:_run_in_subprocess(fn)",),
         uses=(f"{_REGISTRY}:_LazyRegisteredModel.inspect_model_cls(self)",),
         without="the first start of a kind of model takes longer",
@@ -635,7 +415,6 @@ _TUNING: Mapping[str, Patch] = {
         file="patches/processes/inherited_setup.py",
         why="each process of an engine configures the same logging again",
         test=f"{_CONTRACT}/test_start.py::test_logging_is_configured_where_it_differs",
-        on="CPU",
         replaces=(
             "vllm.v1.engine.core:configure_logging(config)",
             "vllm.v1.executor.multiproc_executor:configure_logging(config)",
@@ -647,7 +426,6 @@ _TUNING: Mapping[str, Patch] = {
         file="patches/tuning/futex_wait.py",
         why="processes of an engine poll for each other, on the cores that compute what is waited for",
         test=f"{_CONTRACT}/test_vllm.py::test_processes_are_woken_up_by_what_comes",
-        on="CPU",
         replaces=(
             f"{_SHM}:SpinCondition"
             "(is_reader, context, notify_address, busy_loop_s)",
@@ -663,7 +441,6 @@ _TUNING: Mapping[str, Patch] = {
         file="patches/tuning/torch_groups.py",
         why="each of a dozen process groups has a thread that wakes up a hundred times a second",
         test="tests/e2e/models/test_lone_process_group.py::test_a_lone_process_has_one_group_without_a_thread",
-        on="CPU",
         replaces=(
             "torch.distributed:init_process_group(backend, world_size, ...)",
             "torch.distributed:new_group(backend, ...)",
@@ -676,7 +453,6 @@ _TUNING: Mapping[str, Patch] = {
         file="patches/tuning/memory_binding.py",
         why="binding memory waits for every core of the machine, for minutes where engines decode",
         test=f"{_CONTRACT}/test_vllm.py::test_workers_bind_memory_where_there_is_a_choice",
-        on="CPU",
         replaces=("torch:ops._C.init_cpu_memory_env",),
         uses=("vllm.utils.cpu_resource_utils:get_memory_affinity(pid)",),
         without="workers bind their memory, on machines with one memory node, too",
@@ -685,7 +461,6 @@ _TUNING: Mapping[str, Patch] = {
         file="patches/tuning/kv_memory.py",
         why="engines write zeros over their whole KV cache when they start, for a second and more",
         test=f"{_CONTRACT}/test_start.py::test_a_kv_cache_is_zero_and_takes_no_memory_until_it_is_used",
-        on="CPU",
         replaces=("vllm.v1.worker.utils:torch",),
         uses=(
             "vllm.v1.worker.utils:allocate_kv_cache(kv_cache_config, device, layout, kernel_block_sizes)",
@@ -697,7 +472,6 @@ _TUNING: Mapping[str, Patch] = {
         file="patches/tuning/compilation.py",
         why="eager engines compile some helpers at their first use, for ten seconds and more",
         test=f"{_CONTRACT}/test_vllm.py::test_what_vllm_marks_to_be_compiled_runs_as_it_is",
-        on="CPU",
         replaces=("torch._dynamo:config.disable",),
         without="eager engines compile some helpers at their first use",
     ),
@@ -705,7 +479,6 @@ _TUNING: Mapping[str, Patch] = {
         file="patches/tuning/rank_cores.py",
         why="OpenMP of a forked worker has read its cores before the fork",
         test=f"{_CONTRACT}/test_ranks.py::test_a_rank_begins_on_the_cores_of_its_slot",
-        on="CPU",
         replaces=("vllm.utils.ompmultiprocessing:OMPProcessManager.configure_omp_envs(self, rank, local_rank)",),
         uses=("vllm.utils.ompmultiprocessing~self.cpu_lists",),
         without="the ranks of an engine share its cores",
@@ -714,7 +487,6 @@ _TUNING: Mapping[str, Patch] = {
         file="patches/tuning/nixl_threads.py",
         why="NIXL's Python package makes each agent's thread poll without a pause",
         test=f"{_CONTRACT}/test_pull.py::test_nixl_takes_what_makes_its_threads_sleep",
-        on="GPU",
         replaces=("nixl._api:nixlBind.nixlAgentConfig.pthrDelay", "nixl._api:nixlBind.nixlAgentConfig.syncMode"),
         without="each engine keeps a core busy for as long as it lives",
         of="NIXL",
@@ -722,7 +494,6 @@ _TUNING: Mapping[str, Patch] = {
 }  # fmt: skip
 
 PATCHES: Final[Mapping[str, Patch]] = {
-    **_USED,
     **_FRONTEND,
     **_REQUESTS,
     **_PARKING,

@@ -36,9 +36,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def declared(monkeypatch: pytest.MonkeyPatch, part: str, without: str | None = "it goes on") -> None:
-    patch = Patch(
-        file="finding.py", why="", test="", on="CPU and GPU", replaces=(part,), without=without, of="Somebody"
-    )
+    patch = Patch(file="finding.py", why="", test="", replaces=(part,), without=without, of="Somebody")
     monkeypatch.setattr(check, "PATCHES", {"finding": patch})
 
 
