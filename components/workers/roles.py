@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from components.workers.prefill_service import PrefillService
 from dynamo_local.bus.subscriptions import Answer
-from dynamo_local.core.errors import DynamoError, EngineError
+from dynamo_local.core.errors import EngineError
 from dynamo_local.core.fleet.view import DECODE_ROLE, PREFILL_ROLE
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
 from dynamo_local.process.context import ServiceContext
@@ -63,11 +63,9 @@ class Roles:
                 return RoleAnswer(role)
             if (why := self._why_not(role)) is not None:
                 return RoleAnswer(self.role, refused=why)
-            assert self._context.take_role is not None, "every service process can record its role"
-            try:
-                await self._context.take_role(role)
-            except DynamoError as error:
-                return RoleAnswer(self.role, refused=str(error))
+            self._context.announcer.update(role=role)
+            # Before the answer, so that the server, which writes the role down, has heard of it by then.
+            await self._context.announcer.announce()
             if role == PREFILL_ROLE:
                 self._prefill.start()
             else:
@@ -82,8 +80,6 @@ class Roles:
             return "the graph has no prefill workers, and so no prefill queue"
         if role not in (PREFILL_ROLE, DECODE_ROLE):
             return f"there is no role {role!r}; there are {PREFILL_ROLE} and {DECODE_ROLE}"
-        if self._context.take_role is None:
-            return "this process has no entry in a statefile"
         if self._ended:
             return "the worker is ending"
         if role == PREFILL_ROLE and (why := self._no_transfer()) is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,8 +30,6 @@ class ServiceContext:
     private_dir: Path
     """Directory of this process alone, mode 0700, for sockets and temporary files. Removed after the process ends."""
     tasks: TaskGuard = field(default_factory=TaskGuard)
-    take_role: Callable[[str], Awaitable[None]] | None = None
-    """Records this process's new role in the statefile, then announces it. Raises StateError."""
 
     @property
     def namespace(self) -> str:

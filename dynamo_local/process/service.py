@@ -25,25 +25,19 @@ from dynamo_local.bus.renewal import follow_address
 from dynamo_local.bus.rpc.client import CallClient
 from dynamo_local.bus.rpc.server import CallServer
 from dynamo_local.core.codec import prepare_structs
-from dynamo_local.core.errors import DynamoError, NotRunningError, StateError
+from dynamo_local.core.errors import DynamoError, StateError
 from dynamo_local.core.messages.presence import LeaseRevoked, Presence
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.log_once import LogOnce
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.process.startup import Startup
 from dynamo_local.sdk.graph import import_service
 from dynamo_local.sdk.service import bind_clients, spec_of
 from dynamo_local.tasks import TaskGuard
 from state.devices.holding import Bound, occupy
-from state.files import DiskError
-from state.locks import LockTimeoutError
 from state.machine.identity import machine_id
 from state.machine.processes import this_process
 from state.paths import Sockets
 from state.remains import SEGMENTS_ENV, make_folder, segment_prefix
-from state.statefile.model import State
-from state.statefile.store import StateStore
-from state.statefile.transitions import clear_lease, set_lease, set_role
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +48,6 @@ HOOK_DEADLINE_S = 120.0
 """For each on_shutdown hook. Services have shorter deadlines of their own; in the end the server kills the process."""
 
 _CANCEL_DEADLINE_S = 10.0
-_RETRY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -90,7 +83,6 @@ class ServiceProcess:
         self._tasks = tasks
         self._told_to_end = told_to_end
         self._lease = secrets.token_hex(8)
-        self._store = StateStore(startup.paths)
         self._subjects = Subjects(startup.watcher.namespace, startup.watcher.revision)
         self._announcer = Announcer(bus, self._subjects, self._first_presence())
         self._client = CallClient(bus, self._subjects)
@@ -128,18 +120,15 @@ class ServiceProcess:
     async def _start(self) -> None:
         startup = self._startup
         await self._announcer.announce()
-        state = await self._register()
         # Before the engine starts: its processes inherit the marks, which last until the last of them is gone.
-        self._marks = await asyncio.to_thread(occupy, os.environ, state.owner.pid)
-        # A process that replaces another keeps its role.
-        self._announcer.update(role=state.components[str(startup.watcher)].role)
+        self._marks = await asyncio.to_thread(occupy, os.environ, startup.server_pid)
         await self._bus.listen(self._subjects.revoked, LeaseRevoked, self._on_revoked)
         await follow_address(self._bus, self._subjects, self._lease)
         await self._client.start()
         self._tasks.spawn("calls made", self._client.run())
         cls = import_service(startup.service.target)
         prepare_structs()
-        sockets = Sockets.of_endpoint(state.circus_endpoint)
+        sockets = Sockets.of_endpoint(startup.circus_endpoint)
         folder = await asyncio.to_thread(make_folder, sockets, this_process(), self._lease)
         os.environ[SEGMENTS_ENV] = segment_prefix(startup.paths, self._lease)
         self._instance = self._make(cls, folder)
@@ -166,7 +155,6 @@ class ServiceProcess:
             announcer=self._announcer,
             private_dir=private_dir,
             tasks=self._tasks,
-            take_role=self._take_role,
         )
         if _takes_context(cls):
             cls.__init__(instance, context)  # type: ignore[misc]  # called by hand, after the clients are bound
@@ -183,38 +171,9 @@ class ServiceProcess:
             for hook in spec_of(type(self._instance)).on_shutdown:
                 clean = await _run_hook(self._instance, hook) and clean
         await self._client.stop()
-        await self._unregister()
         for name in await self._tasks.close(_CANCEL_DEADLINE_S):
             _log.warning("task %s did not end within %g s", name, _CANCEL_DEADLINE_S)
         return clean
-
-    async def _register(self) -> State:
-        """Write lease and pid into the statefile. Tries again for as long as the file cannot be written."""
-        watcher, failure = self._startup.watcher, LogOnce(_log)
-        while True:
-            try:
-                return await asyncio.to_thread(
-                    self._store.update, lambda state: set_lease(state, watcher, self._lease, os.getpid())
-                )
-            except (DiskError, LockTimeoutError) as error:
-                # A full disk, for example, is no reason to end.
-                failure.warn(f"the lease is not in the statefile yet: {error}")
-            await asyncio.sleep(_RETRY_S)
-
-    async def _take_role(self, role: str) -> None:
-        watcher = self._startup.watcher
-        await asyncio.to_thread(self._store.update, lambda state: set_role(state, watcher, self._lease, role))
-        self._announcer.update(role=role)
-
-    async def _unregister(self) -> None:
-        watcher = self._startup.watcher
-        try:
-            await asyncio.to_thread(self._store.update, lambda state: clear_lease(state, watcher, self._lease))
-        except NotRunningError:
-            # The server has removed the statefile already.
-            return
-        except StateError as error:
-            _log.warning("the statefile still lists this process after its end: %s", error)
 
     async def _on_revoked(self, revoked: LeaseRevoked) -> None:
         if revoked.lease == self._lease:
@@ -226,7 +185,7 @@ class ServiceProcess:
         return Presence(
             watcher=str(self._startup.watcher),
             component=service.name,
-            role=service.role,
+            role=self._startup.role,
             lease=self._lease,
             pid=os.getpid(),
             state="starting",

@@ -81,8 +81,9 @@ class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A watcher's entry.
 
     `component`: the service's name. `lease`: the id of one process; a restarted process has a new one. `lease` and
-    `pid` are None until the process has registered. `phase`: the change under way, if there is one. `replaces`: the
-    watcher that is to end once this one is ready. `node`: where the process runs, and whose its devices and pid are.
+    `pid` are None until the process was heard, and after its end. `phase`: the change under way, if there is one.
+    `replaces`: the watcher that is to end once this one is ready. `node`: where the process runs, and whose its devices
+    and pid are.
     """
 
     watcher_name: str

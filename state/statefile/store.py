@@ -43,6 +43,9 @@ class StateStore:
 
     A statefile of another node, which may lie here on a file system that machines share, can be read, and is neither
     written nor removed: what it says of pids and devices is not true here.
+
+    A store remembers the state that it has read or written last. The server has one for as long as it runs, which
+    makes up for statefile and copy when both are lost.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class StateStore:
         self._disk = disk
         self._clock = clock
         self._decoded: tuple[bytes, State] | None = None
-        """What was read last. Each endpoint looks once a second, which is cheap while nothing changes."""
+        """What was read or written last. To read again is cheap while nothing changes."""
 
     def create(self, state: State) -> None:
         """Write the first version. Raises StateError if a statefile exists."""
@@ -94,26 +97,27 @@ class StateStore:
         """
         return self._with_retries(lambda: self._update(change))
 
-    def heal(self, remembered: State | None = None) -> tuple[State, str | None]:
-        """Write the statefile anew if it is damaged or missing: from its copy, or else as `remembered`.
+    def heal(self) -> str | None:
+        """Write the statefile anew if it is damaged or missing: from its copy, or else as this store remembers it.
 
-        For the server only, which knows that the file must exist. Returns the state, and what was wrong with the file,
-        or None. Raises as `read`, but at once, if there is neither a copy nor a remembered state.
+        For the server only, which knows that the file must exist. Returns what was wrong with the file, or None. Raises
+        as `read`, but at once, if there is no copy, and nothing is remembered.
         """
         with suppress(NotRunningError, UnreadableError):
-            return self.read_file(), None
+            self.read_file()
+            return None
         with self._locked():
             try:
                 state, damage = self._version()
             except (NotRunningError, UnreadableError) as error:
-                if remembered is None:
+                if self._decoded is None:
                     raise
-                state, damage = remembered, _damage(error)
+                state, damage = self._decoded[1], _damage(error)
             if damage is not None:
                 data = encode(state)
                 self._write_copy(data)
                 replace_file(self.paths.statefile, data, self._disk)
-            return state, damage
+            return damage
 
     def remove(self) -> None:
         """Remove the statefile, its copy and lock, and what an interrupted write has left. Harmless without one."""
@@ -163,6 +167,7 @@ class StateStore:
                 # A damaged statefile is left to the server, which reports it.
                 if damage is None:
                     replace_file(self.paths.statefile, data, self._disk)
+                self._decoded = data, after
             return after
 
     def _version(self) -> tuple[State, str | None]:

@@ -10,7 +10,7 @@
     holding     --retire-->       retiring    the process is to end, and is not to be started again
     holding     --restart-->      restarting  the process is to end, and to be started once more
     restarting  --settle-->       holding     the process that was started once more has become ready
-    holding     --set_lease-->    holding     the process has registered
+    holding     --heard-->        holding     the process has announced itself: its lease, pid and role
     holding     --set_role-->     holding     the process has taken up another role, which its successor keeps
     holding     --clear_lease-->  holding     that process is gone, another one is to follow
     holding     --release-->      template    unsuffixed: gone for good, the entry stays, emptied
@@ -25,12 +25,13 @@ follows its end, so that no device is ever in use without being recorded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import msgspec
 
 from dynamo_local.core.errors import ConfigError, StateError
+from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import LOCAL_NODE, Watcher, parse_watcher
 from dynamo_local.core.shares import summed
 from state.devices.allocation import DeviceKind
@@ -113,9 +114,7 @@ def settle(state: State, watcher: Watcher | str) -> State:
 
     Illegal for a retiring entry, and for a reserved one. Settling again changes nothing.
     """
-    component = _holding(state, watcher)
-    if component.phase == "reserved":
-        raise StateError(f"{watcher} is only reserved", "claim it first")
+    component = claimed(state, watcher)
     if component.phase == "retiring":
         raise StateError(f"{watcher} is to end", "wait until it has, then add another one")
     replaced = state.components.get(component.replaces) if component.replaces is not None else None
@@ -149,13 +148,22 @@ def add_template(state: State, watcher: Watcher, role: str) -> State:
     return state if str(first) in state.components else release(claim(state, first, role=role, cmd=""), first)
 
 
-def set_lease(state: State, watcher: Watcher | str, lease: str, pid: int) -> State:
-    """Record the lease and pid of the watcher's process, which runs on the state's own node, in place of those of an
-    earlier one. Illegal for an entry of another node."""
-    component = _holding(state, watcher)
-    if component.node != state.node:
-        raise StateError(f"{watcher} is to run on node {component.node}, not on {state.node}")
-    return _with(state, msgspec.structs.replace(component, lease=lease, pid=pid))
+def heard(state: State, presences: Iterable[Presence], is_here: Callable[[Presence], bool]) -> State:
+    """Record lease, pid and role of each process as its presence tells them, in place of those of an earlier one.
+
+    Entries without a presence stay as they are: nothing is known of their processes. So do those that are not claimed:
+    what is heard of is a process that has ended. `is_here`: whether a presence is that of a process which lives on the
+    state's own node; on this node another one has ended, or is a stranger.
+    """
+    found = dict(state.components)
+    for presence in presences:
+        component = found.get(presence.watcher)
+        if component is None or not component.holds or component.phase == "reserved":
+            continue
+        told = msgspec.structs.replace(component, lease=presence.lease, pid=presence.pid, role=presence.role)
+        if told != component and (component.node != state.node or is_here(presence)):
+            found[presence.watcher] = told
+    return state if found == state.components else _replaced(state, found)
 
 
 def set_role(state: State, watcher: Watcher | str, lease: str, role: str) -> State:
@@ -231,6 +239,14 @@ def holding(state: State) -> frozenset[str]:
 def in_phase(state: State, phase: Phase) -> tuple[str, ...]:
     """The watchers in that phase, in the statefile's order."""
     return tuple(name for name, component in state.components.items() if component.phase == phase)
+
+
+def claimed(state: State, watcher: Watcher | str) -> Component:
+    """The entry of a watcher whose process may run. Raises StateError if there is none that is claimed."""
+    component = _holding(state, watcher)
+    if component.phase == "reserved":
+        raise StateError(f"{watcher} is only reserved", "claim it first")
+    return component
 
 
 def entry(state: State, watcher: Watcher | str) -> Component:

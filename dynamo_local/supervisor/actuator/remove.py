@@ -58,8 +58,8 @@ class WorkerRemoval:
     async def end_process(self, watcher: str) -> None:
         """End the process of an entry that is marked as restarting. The entry keeps its name and devices."""
         await self._end(watcher, self.drain_deadline_s)
-        # A process that was killed has not cleared its lease itself, and must not be taken for the next one. It may
-        # have registered only after it was told to end, so the statefile is read again.
+        # It must not be taken for the next one. It may have announced itself only after it was told to end, so the
+        # statefile is read again.
         await self.ports.update(lambda state: _without_lease(state, watcher))
 
     async def end_unclaimed(self, watcher: str) -> None:

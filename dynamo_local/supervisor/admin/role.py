@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
@@ -17,6 +18,7 @@ from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.admin.asked import AskedServer
 from dynamo_local.supervisor.admin.connect import ask
 from dynamo_local.supervisor.admin.status import list_watchers
+from state.statefile.transitions import set_role
 
 _ANSWER_WITHIN_S = 10.0
 
@@ -34,7 +36,7 @@ class RoleWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 async def change_role(server: AskedServer, watcher: str, wish: RoleWish) -> str:
     """Have a worker take up the role, and return its role. Raises UsageError as `worker_to_ask`, and if the worker
-    refuses; SupervisorError, BusError."""
+    refuses; SupervisorError, BusError, StateError."""
     bus = await server.bus()
     row = worker_to_ask(await list_watchers(server), watcher, wish.role, even_the_last=wish.force)
     assert row.lease is not None, "worker_to_ask raises for a worker without a lease"
@@ -46,6 +48,9 @@ async def change_role(server: AskedServer, watcher: str, wish: RoleWish) -> str:
         server.record(Event("scale", what, "`dynamo role`", watcher))
     if answer.refused is not None:
         raise UsageError(f"{watcher} stays in the role {answer.role}: {answer.refused}")
+    # The process that follows this one keeps the role, from the answer on.
+    lease = row.lease
+    await asyncio.to_thread(server.store.update, lambda state: set_role(state, row.watcher, lease, answer.role))
     return answer.role
 
 

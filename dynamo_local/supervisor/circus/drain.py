@@ -44,7 +44,7 @@ class Drain:
     """Stops watchers.
 
     `hurry`, once set, cuts every wait short. `deadline_s`: for each process to end by itself. `registered`: the pid
-    that a watcher's process has registered in the statefile, or None. For a forked process (process/forkserver) it
+    of a watcher's process in the statefile, or None. For a forked process (process/forkserver) it
     differs from the pid that circus knows. `after_first`: called by `stop_all` when those that stop first are gone, for
     what is to end elsewhere before the others.
     """

@@ -1,18 +1,79 @@
-"""The process registry of the restarter: which process belongs to a watcher, and whether it is to run, by the
-statefile."""
+"""Which process each watcher has, and whether it is to run, by the statefile. The server alone writes it.
+
+A claim precedes its process. Lease, pid and role are entered as the process announces them (`Registration`), and lease
+and pid are taken out when circus tells of its end (`StateRegistry.ended`). In between they stay, whatever is heard: a
+process that is silent may live, and while NATS is away nothing is known.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import NotRunningError, StateError
+from dynamo_local.core.fleet.view import Change, Happened
+from dynamo_local.core.messages.presence import Presence
 from dynamo_local.process.groups import kill_group
+from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from dynamo_local.supervisor.upkeep.restarter import RegisteredProcess
+from dynamo_local.tasks import finish_in_thread
+from state.machine.identity import machine_id
+from state.machine.processes import start_time
 from state.statefile.model import Component
 from state.statefile.store import StateStore
-from state.statefile.transitions import clear_lease
+from state.statefile.transitions import clear_lease, heard
+
+_EVERY_S = 1.0
+
+
+class Registration:
+    """Keeps the statefile in line with the presences on the bus, of near processes and far ones. `members`: those that
+    there are."""
+
+    def __init__(self, store: StateStore, members: Callable[[], list[Presence]], report: Report) -> None:
+        self._store = store
+        self._members = members
+        self._known: dict[str, tuple[str, str]] = {}
+        """Lease and role by watcher, as heard last."""
+        self._changed = asyncio.Event()
+        self._failure = ReportOnce(report)
+
+    def on_change(self, change: Change) -> None:
+        """Note a change of the fleet."""
+        presence = change.presence
+        if change.what is Happened.LEFT:
+            self._known.pop(presence.watcher, None)
+        elif self._known.get(presence.watcher) != (presence.lease, presence.role):
+            self._known[presence.watcher] = presence.lease, presence.role
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Write down each change, and every second what could not be written or was lost, until cancelled."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(until_beat(time.monotonic(), _EVERY_S)):
+                    await self._changed.wait()
+            self._changed.clear()
+            await self.write()
+
+    async def write(self) -> None:
+        """Write down what is heard now."""
+        members = self._members()
+        try:
+            await finish_in_thread(lambda: self._store.update(lambda state: heard(state, members, lives_here)))
+        except (NotRunningError, StateError) as error:
+            self._failure.note(f"the processes that run cannot be written down: {error}")
+        else:
+            self._failure.note("")
+
+
+def lives_here(presence: Presence) -> bool:
+    """Whether this is the presence of a process that lives on this machine. One that has ended is heard for a while."""
+    return presence.machine == machine_id() and start_time(presence.pid) is not None
 
 
 @dataclass(frozen=True)
@@ -37,7 +98,7 @@ class StateRegistry:
         return component is not None and component.holds and component.phase is None
 
     def pid_of(self, watcher: str) -> int | None:
-        """The pid that the watcher's process has registered; None if it has not. Blocks for milliseconds."""
+        """The pid that the watcher's process has announced; None if it has not. Blocks for milliseconds."""
         try:
             component = self._component(watcher)
         except (NotRunningError, StateError):

@@ -23,7 +23,7 @@ from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.daemon_restarts import CircusRestarts
 from dynamo_local.supervisor.circus.drain import Drain, Watched
 from dynamo_local.supervisor.circus.events import EventStream
-from dynamo_local.supervisor.circus.process_registry import StateRegistry
+from dynamo_local.supervisor.circus.process_registry import Registration, StateRegistry
 from dynamo_local.supervisor.circus.takeover import CircusTakeover
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
@@ -52,13 +52,15 @@ class Machinery:
     """Run directory, statefile, circusd, and the tasks that keep them. Methods are called in the order below.
 
     The caller holds the namespace's server lock and the devices, and has cleared leftovers. `circus` exists once
-    `start` has returned, `restarter` and `files` once `keep` has. `tasks`: all background tasks of the owner.
-    `ahead`: a circusd that was started ahead, on this thread. `all_expendable`: see Restarter.
+    `start` has returned, `restarter` and `files` once `keep` has, `registration` once `follow` has. `tasks`: all
+    background tasks of the owner. `ahead`: a circusd that was started ahead, on this thread. `all_expendable`: see
+    Restarter.
     """
 
     circus: CircusClient
     restarter: Restarter
     files: ServerFiles
+    registration: Registration
     _circusd: CircusRestarts
     _listened: EventStream
     sockets: Sockets
@@ -122,7 +124,7 @@ class Machinery:
         """Begin to keep files, circusd and the disk in order. `plans`: the watchers to start with."""
         self.restarter = self._restarter(plans)
         self.files = ServerFiles(
-            self._paths,
+            self.store,
             self.sockets,
             self._lock,
             self._report,
@@ -144,15 +146,17 @@ class Machinery:
             await self.add(self._launch.forkserver)
 
     def follow(self, watch: FleetWatch) -> None:
-        """Have files and cores follow the fleet, which the caller starts."""
+        """Have the statefile and cores follow the fleet, which the caller starts."""
+        self.registration = Registration(self.store, watch.view.members, self._report)
+        watch.subscribe(self.registration.on_change)
+        self.tasks.spawn("registration", self.registration.run())
+        if self._launch.inventory.kind == "gpu":
+            return
 
         def members_here() -> list[Presence]:
             # The pids of other machines are those of strangers.
             return [presence for presence in watch.view.members() if presence.machine == machine_id()]
 
-        self.files.members = members_here
-        if self._launch.inventory.kind == "gpu":
-            return
         bus = str(Watcher(self._launch.graph.namespace, BUS_SERVICE))
         affinity = CpuAffinity(self._launch.inventory, self.store, members_here, bus)
         watch.subscribe(affinity.on_change)

@@ -27,7 +27,6 @@ from dynamo_local.supervisor.places.environments import connect
 from dynamo_local.supervisor.places.far import FarPlaces
 from dynamo_local.supervisor.places.local import LocalPlaces
 from dynamo_local.supervisor.places.machine import CircusWatchers, MachineDevices
-from dynamo_local.supervisor.places.mirror import PresenceMirror
 from dynamo_local.supervisor.places.rooms import NodeRoom, device_count, kind_of
 from dynamo_local.supervisor.places.service import PlacesService
 from dynamo_local.supervisor.places.slots import Slots
@@ -124,9 +123,6 @@ class ServerNodes:
         await asyncio.to_thread(machinery.blueprint.change, lambda before: replace(before, inventory=kinds))
         await self._count_devices(await places.seen())
         await PlacesService(places, self._tasks).serve(bus, subjects.places)
-        mirror = PresenceMirror(books, watch.view.members)
-        watch.subscribe(mirror.on_change)
-        self._tasks.spawn("mirror", mirror.run())
         self._beats = self._kept.spawn("beats", beat_apart(address, subjects, self._id))
 
     async def add_first_workers(self) -> None:

@@ -13,6 +13,7 @@ from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.control.operations import CHANGES, GET_USAGE, ROTATE_TOKEN, STOP, Call
 from dynamo_local.core.errors import SupervisorError
+from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.listener import ListenerHolder, bind
 from dynamo_local.supervisor.actuator.commands import WorkerOrders
@@ -44,7 +45,7 @@ from dynamo_local.tasks import TaskGuard
 from state.endpoints.board import read_board
 from state.locks import ServerLock
 from state.record import ServerRecord
-from state.statefile.transitions import set_lease
+from state.statefile.transitions import heard
 
 
 class Server:
@@ -275,8 +276,9 @@ class Server:
         machinery, plan = self._machinery, self._nats_plan(self._bus)
         spec = machinery.specs.of(plan)
         self._bus, pid = await bring_up(self._bus, spec, machinery.circus, self._settings.bus_deadline_s)
-        lease = secrets.token_hex(8)
-        await asyncio.to_thread(machinery.store.update, lambda state: set_lease(state, plan.watcher, lease, pid))
+        # It announces nothing itself.
+        nats = Presence(plan.name, plan.watcher.service, plan.role, secrets.token_hex(8), pid, "ready")
+        await asyncio.to_thread(machinery.store.update, lambda state: heard(state, [nats], lambda _: True))
         return self._bus.address
 
     async def _await_ready(self, progress: Progress) -> None:
@@ -288,6 +290,8 @@ class Server:
                 f"not ready within {self._settings.ready_deadline_s:g} s: {progress.not_ready()}",
                 "see `dynamo logs`; a longer --ready-timeout may help",
             ) from error
+        # Whoever learns that all are ready finds them in the statefile.
+        await self._machinery.registration.write()
         root = progress.presence(self._launch.services[-1].name)
         url = root.url if root is not None else None
         if url is None and await asyncio.to_thread(answers, self._launch.http):

@@ -14,14 +14,12 @@ from pathlib import Path
 import msgspec
 
 from dynamo_local.core.errors import NotRunningError, StateError
-from dynamo_local.core.messages.presence import Presence
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from dynamo_local.tasks import finish_in_thread
 from state.files import make_private_directory, replace_file, system_errors
 from state.locks import ServerLock
-from state.paths import Sockets, StatePaths
+from state.paths import Sockets
 from state.remains import reap
-from state.statefile.model import State
 from state.statefile.store import StateStore
 
 _EVERY_S = 1.0
@@ -29,22 +27,20 @@ _EVERY_S = 1.0
 
 @dataclass
 class ServerFiles:
-    """The files of one server.
+    """The files of one server. `store`: the one that it reads and writes its statefile with.
 
-    `members`: presences on the bus. `revisions`: the endpoints' revisions that there are; each has a graph file.
-    `on_healed`: called when the statefile was written anew and circusd can be reached;
-    the file may then be a second out of date. `on_unreachable`: called when circusd's sockets were removed.
+    `revisions`: the endpoints' revisions that there are; each has a graph file. `on_healed`: called when the statefile
+    was written anew and circusd can be reached; the file may then be a second out of date. `on_unreachable`: called
+    when circusd's sockets were removed.
     """
 
-    paths: StatePaths
+    store: StateStore
     sockets: Sockets
     lock: ServerLock
     report: Report
-    members: Callable[[], list[Presence]] = list
     revisions: Callable[[], Collection[str]] = tuple
     on_healed: Callable[[], None] = lambda: None
     on_unreachable: Callable[[], None] = lambda: None
-    _state: State | None = field(default=None, init=False)
     _files: dict[Path, bytes] = field(default_factory=dict, init=False, repr=False)
     _reachable: bool = field(default=False, init=False)
     """Whether circusd's socket was there at the last look. False until it starts."""
@@ -54,6 +50,7 @@ class ServerFiles:
     _unrepaired: ReportOnce = field(init=False)
 
     def __post_init__(self) -> None:
+        self.paths = self.store.paths
         self._unrepaired = ReportOnce(self.report)
 
     async def run(self) -> None:
@@ -69,7 +66,7 @@ class ServerFiles:
     def remember(self) -> None:
         """Read now what the server has just written, so that it can be repaired. Blocks for milliseconds."""
         # The next round repairs, and reports, what cannot be read now.
-        for step in (self._read_state, self._read_files):
+        for step in (self.store.read, self._read_files):
             _failure(step)
         self._reachable = self.sockets.circus.exists()
 
@@ -109,9 +106,6 @@ class ServerFiles:
                 make_private_directory(path.parent)
                 replace_file(path, contents, durable=False)
 
-    def _read_state(self) -> None:
-        self._state = StateStore(self.paths).read()
-
     def _read_files(self) -> set[Path]:
         """Remember what is in the files. Returns those that are damaged: what they held before is kept."""
         paths = self.paths
@@ -140,8 +134,7 @@ class ServerFiles:
         return damaged
 
     def _repair_state(self) -> None:
-        remembered = None if self._state is None else as_heard(self._state, self.members())
-        self._state, damage = StateStore(self.paths).heal(remembered)
+        damage = self.store.heal()
         if damage is not None:
             self.report.step(f"the statefile was damaged, and is written anew: {damage}")
             self._healed = True
@@ -172,18 +165,3 @@ def _failure(step: Callable[[], object]) -> str | None:
     except (StateError, NotRunningError) as error:
         return str(error)
     return None
-
-
-def as_heard(state: State, members: list[Presence]) -> State:
-    """The state with lease, pid and role of each process as its presence tells them. Pure.
-
-    An entry that is only reserved stays as it is: its process was claimed after the state was read, or is gone.
-    """
-    components = dict(state.components)
-    for presence in members:
-        known = components.get(presence.watcher)
-        if known is not None and known.holds and known.phase != "reserved":
-            components[presence.watcher] = msgspec.structs.replace(
-                known, lease=presence.lease, pid=presence.pid, role=presence.role
-            )
-    return msgspec.structs.replace(state, components=components)

@@ -52,7 +52,7 @@ class Events(Protocol):
 
 @dataclass(frozen=True)
 class RegisteredProcess:
-    """A process as it has registered itself. Its pid differs from the one circus knows if it was forked
+    """A process as it has announced itself. Its pid differs from the one circus knows if it was forked
     (process/forkserver)."""
 
     pid: int
@@ -63,7 +63,7 @@ class ProcessRegistry(Protocol):
     """Tells which process belongs to a watcher, and whether it is to run."""
 
     async def registered(self, watcher: str) -> RegisteredProcess | None:
-        """The process that has registered itself last. Raises StateError or NotRunningError."""
+        """The process that was heard last. Raises StateError or NotRunningError."""
 
     async def ended(self, watcher: str, pid: int | None, registered: RegisteredProcess | None) -> None:
         """Record the end of a watcher's process. `pid`: as circus knew it; None if that is not known."""

@@ -23,9 +23,8 @@ from dynamo_local.core.messages.presence import Counts, Presence, ProcessState
 from dynamo_local.core.names import Watcher, endpoint_of, parse_watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.ancestry import die_as_environment_says
+from state.machine.identity import machine_id
 from state.paths import StatePaths
-from state.statefile.store import StateStore
-from state.statefile.transitions import set_lease
 
 _EVERY_S = 0.05
 
@@ -72,7 +71,8 @@ class ImitatedFrontend:
     def _announce(self, revision: str) -> Announcer:
         if revision not in self.announced:
             presence = Presence(
-                str(self.watcher), self.watcher.service, "frontend", self.lease, os.getpid(), "starting"
+                *(str(self.watcher), self.watcher.service, "frontend", self.lease, os.getpid(), "starting"),
+                machine=machine_id(),
             )
             announcer = Announcer(self.bus, Subjects(self.watcher.namespace, revision), presence)
             self.announced[revision] = announcer, asyncio.create_task(announcer.run())
@@ -87,7 +87,6 @@ async def main() -> None:
     watcher = parse_watcher(os.environ["DYN_WATCHER"])
     paths = StatePaths.of(watcher.namespace, os.environ)
     lease = os.urandom(8).hex()
-    StateStore(paths).update(lambda state: set_lease(state, watcher, lease, os.getpid()))
     bus = await Bus.connect(BusAddress.load(paths.bus_file), name=str(watcher))
     frontend = ImitatedFrontend(bus, paths, watcher, lease, Path(os.environ["IN_FLIGHT"]))
     running = asyncio.create_task(frontend.run())

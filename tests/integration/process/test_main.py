@@ -27,12 +27,14 @@ from dynamo_local.sdk import load_graph
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from examples.hello_world.hello_world import Frontend
+from state.locks import FileLock
 from state.paths import STATE_DIR_VARIABLE, StatePaths
 from state.statefile.model import Owner, State
 from state.statefile.store import StateStore
-from state.statefile.transitions import claim, new_state, release
+from state.statefile.transitions import claim, new_state, release, set_role, unclaim
 from tests.integration.hosted_services import Moody, Plain
 from tests.integration.nats_process import running_nats
+from tests.unit.state.builders import with_process
 
 pytestmark = pytest.mark.integration
 
@@ -173,8 +175,7 @@ async def test_the_life_of_a_service(nats: BusAddress, tmp_path: Path, stack: As
     ready = await server.hears("Moody", "ready")
     await server.hears("Plain", "ready")
 
-    entry = server.store.read().components[ready.watcher]
-    assert (entry.lease, entry.pid) == (ready.lease, ready.pid) == (ready.lease, moody.process.pid)
+    assert (ready.pid, ready.role) == (moody.process.pid, "service")
     client = await server.client()
     assert await client.service(Moody).ask() == f"pong for {ready.watcher}"
 
@@ -183,7 +184,6 @@ async def test_the_life_of_a_service(nats: BusAddress, tmp_path: Path, stack: As
     assert await moody.finished() == 0
     assert moody.output[-2:] == ["first hook", "second hook"]
     assert moody.errors == []
-    assert server.store.read().components[ready.watcher].lease is None
     assert await client.service(Plain).ping() == "pong"
     plain.end()
     assert await plain.finished() == 0
@@ -278,6 +278,13 @@ async def test_a_revoked_lease_ends_the_process_that_holds_it(
     assert await moody.finished() == 0
 
 
+def only_reserved(state: State) -> State:
+    """Reserve again what was claimed, as if the claims had been lost with a damaged statefile."""
+    for component in state.components.values():
+        state = unclaim(state, component.watcher)
+    return state
+
+
 def unclaimed(state: State) -> State:
     """Release all claims, as if the workers had been removed while they were starting."""
     for component in state.components.values():
@@ -293,6 +300,7 @@ def unclaimed(state: State) -> State:
         (lambda paths: paths.bus_file.unlink(), "error: no bus address in .*bus.json"),
         (lambda paths: StateStore(paths).remove(), "error: no server runs in namespace"),
         (lambda paths: StateStore(paths).update(unclaimed), "error: .*_Moody holds nothing"),
+        (lambda paths: StateStore(paths).update(only_reserved), "error: .*_Moody is only reserved"),
     ],
 )
 async def test_without_its_server_a_process_ends_in_one_line(
@@ -312,19 +320,23 @@ async def test_without_its_server_a_process_ends_in_one_line(
     assert not [line for line in moody.output if line.startswith("Traceback")]
 
 
-async def test_a_statefile_that_cannot_be_written_for_now_is_waited_for(
+async def test_a_process_follows_the_role_of_the_one_before_it_and_writes_nothing_down(
     nats: BusAddress, tmp_path: Path, stack: AsyncExitStack
 ) -> None:
     server = await prepare(nats, tmp_path, stack, MOODY)
-    before = server.paths.statefile.read_bytes()
-    server.paths.statefile.write_bytes(b"{")
-    server.paths.state_copy.unlink()
+    watcher = str(Watcher(server.graph.namespace, "Moody"))
+    server.store.update(lambda state: set_role(with_process(state, watcher, "old", 1), watcher, "old", "kept"))
+    files = (server.paths.statefile, server.paths.state_copy)
+    before = [(path.stat().st_ino, path.read_bytes()) for path in files]
+    lock = FileLock(server.paths.update_lock)
+    lock.acquire(1.0)
     moody = await server.start("Moody")
-    await until(lambda: any("the lease is not in the statefile yet" in line for line in moody.output))
-    server.paths.statefile.write_bytes(before)
     await server.hears("Moody", "ready")
     moody.end()
     assert await moody.finished() == 0
+    assert {presence.role for presence in server.heard if presence.watcher == watcher} == {"kept"}
+    assert [(path.stat().st_ino, path.read_bytes()) for path in files] == before
+    lock.release(remove=False)
 
 
 async def test_a_watcher_of_another_service_is_refused(nats: BusAddress, tmp_path: Path, stack: AsyncExitStack) -> None:

@@ -17,9 +17,8 @@ from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.ancestry import die_as_environment_says
+from state.machine.identity import machine_id
 from state.paths import StatePaths
-from state.statefile.store import StateStore
-from state.statefile.transitions import set_lease
 
 CHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
@@ -28,9 +27,10 @@ async def main(mode: str) -> None:
     watcher = parse_watcher(os.environ["DYN_WATCHER"])
     paths = StatePaths.of(watcher.namespace, os.environ)
     lease = os.urandom(8).hex()
-    StateStore(paths).update(lambda state: set_lease(state, watcher, lease, os.getpid()))
     bus = await Bus.connect(BusAddress.load(paths.bus_file), name=str(watcher))
-    presence = Presence(str(watcher), watcher.service, "service", lease, os.getpid(), "starting", "warming up")
+    presence = Presence(
+        *(str(watcher), watcher.service, "service", lease, os.getpid(), "starting", "warming up"), machine=machine_id()
+    )
     announcer = Announcer(bus, Subjects(watcher.namespace), presence)
     announcing = asyncio.create_task(announcer.run())
     if mode == "parent":

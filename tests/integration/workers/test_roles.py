@@ -17,7 +17,7 @@ from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer
 from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefill_queue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.cli.main import run
-from dynamo_local.core.errors import EngineError, StateError
+from dynamo_local.core.errors import EngineError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
 from dynamo_local.core.messages.prefill import PrefillJob
@@ -36,19 +36,6 @@ pytestmark = pytest.mark.integration
 PREFILL_SERVICE = ResolvedService("PrefillWorker", "m:P", PREFILL_ROLE, 1, 0, 0.0, {}, {}, ())
 
 
-class Statefile:
-    """Stands for the statefile to which a process writes its role."""
-
-    def __init__(self) -> None:
-        self.roles: list[str] = []
-        self.raises: StateError | None = None
-
-
-@pytest.fixture
-def statefile() -> Statefile:
-    return Statefile()
-
-
 @pytest.fixture
 def engine() -> ScriptedEngine:
     return ScriptedEngine()
@@ -61,20 +48,10 @@ async def queue(bus: Bus, subjects: Subjects) -> PrefillQueue:
 
 
 @pytest.fixture
-async def worker(
-    connect: Connect, subjects: Subjects, engine: ScriptedEngine, statefile: Statefile
-) -> AsyncIterator[PrefillPart]:
+async def worker(connect: Connect, subjects: Subjects, engine: ScriptedEngine) -> AsyncIterator[PrefillPart]:
     """Decodes, in a graph with a prefill service."""
     context = context_of(await connect(), subjects, "VllmWorker", "decode", "w")
     context.graph = msgspec.structs.replace(context.graph, services=(*context.graph.services, PREFILL_SERVICE))
-
-    async def take_role(role: str) -> None:
-        if statefile.raises is not None:
-            raise statefile.raises
-        statefile.roles.append(role)
-        context.announcer.update(role=role)
-
-    context.take_role = take_role
     worker = await PrefillPart(context, engine).start()
     yield worker
     await worker.close()
@@ -101,7 +78,7 @@ async def publish(queue: PrefillQueue, request_id: str) -> None:
 
 
 async def test_a_worker_takes_jobs_for_as_long_as_it_prefills(
-    bus: Bus, subjects: Subjects, queue: PrefillQueue, worker: PrefillPart, roles: Roles, statefile: Statefile
+    bus: Bus, subjects: Subjects, queue: PrefillQueue, worker: PrefillPart, roles: Roles
 ) -> None:
     assert not takes_jobs(worker)
     assert await ask(bus, subjects, PREFILL_ROLE) == RoleAnswer(PREFILL_ROLE)
@@ -121,7 +98,7 @@ async def test_a_worker_takes_jobs_for_as_long_as_it_prefills(
             # The first one too, if the worker had not begun it: then it was given back.
             left += [job.job.request_id for job in await consumer.take(1, DEADLINE_S)]
     await consumer.close()
-    assert statefile.roles == [PREFILL_ROLE, "decode"]
+    assert roles.role == "decode"
 
 
 async def test_a_worker_started_to_prefill_does(connect: Connect, subjects: Subjects, engine: ScriptedEngine) -> None:
@@ -151,26 +128,22 @@ async def test_frontends_learn_of_it_and_what_is_in_hand_is_finished(
     assert await asyncio.wait_for(engine.cancelled.get(), DEADLINE_S) == RequestEpoch("r1", 1)
 
 
-async def test_the_role_that_it_has_is_no_change(
-    bus: Bus, subjects: Subjects, roles: Roles, statefile: Statefile
-) -> None:
+async def test_the_role_that_it_has_is_no_change(bus: Bus, subjects: Subjects, roles: Roles) -> None:
     assert await ask(bus, subjects, "decode") == RoleAnswer("decode")
-    assert statefile.roles == []
+    assert roles.role == "decode"
 
 
 @pytest.mark.parametrize("role", ["aggregated", "frontend", "", "Prefill"])
-async def test_a_role_that_there_is_not_is_refused(
-    bus: Bus, subjects: Subjects, roles: Roles, statefile: Statefile, role: str
-) -> None:
+async def test_a_role_that_there_is_not_is_refused(bus: Bus, subjects: Subjects, roles: Roles, role: str) -> None:
     answer = await ask(bus, subjects, role)
     assert answer.role == "decode"
     assert answer.refused is not None
     assert repr(role) in answer.refused
-    assert statefile.roles == []
+    assert roles.role == "decode"
 
 
 async def test_without_a_prefill_service_there_is_no_queue_to_take_from(
-    bus: Bus, subjects: Subjects, worker: PrefillPart, roles: Roles, statefile: Statefile
+    bus: Bus, subjects: Subjects, worker: PrefillPart, roles: Roles
 ) -> None:
     graph = worker.context.graph
     worker.context.graph = msgspec.structs.replace(graph, services=graph.services[:1])
@@ -180,14 +153,14 @@ async def test_without_a_prefill_service_there_is_no_queue_to_take_from(
 
 
 async def test_an_engine_whose_kv_nobody_can_read_does_not_prefill_for_others(
-    bus: Bus, subjects: Subjects, worker: PrefillPart, roles: Roles, statefile: Statefile
+    bus: Bus, subjects: Subjects, worker: PrefillPart, roles: Roles
 ) -> None:
     info = worker.context.announcer.presence.engine
     assert info is not None
     worker.context.announcer.update(engine=msgspec.structs.replace(info, no_transfer="it is switched off"))
     answer = await ask(bus, subjects, PREFILL_ROLE)
     assert (answer.role, "it is switched off" in (answer.refused or "")) == ("decode", True)
-    assert (takes_jobs(worker), statefile.roles) == (False, [])
+    assert (takes_jobs(worker), roles.role) == (False, "decode")
 
 
 async def test_a_worker_started_to_prefill_on_such_an_engine_says_so_and_ends(
@@ -201,22 +174,14 @@ async def test_a_worker_started_to_prefill_on_such_an_engine_says_so_and_ends(
     await worker.close()
 
 
-async def test_a_role_that_cannot_be_recorded_is_not_taken_up(
-    bus: Bus, subjects: Subjects, worker: PrefillPart, roles: Roles, statefile: Statefile
-) -> None:
-    statefile.raises = StateError("the statefile is gone")
-    assert await ask(bus, subjects, PREFILL_ROLE) == RoleAnswer("decode", refused="the statefile is gone")
-    assert not takes_jobs(worker)
-
-
 async def test_a_worker_that_ends_takes_up_nothing(
-    bus: Bus, subjects: Subjects, worker: PrefillPart, roles: Roles, statefile: Statefile
+    bus: Bus, subjects: Subjects, worker: PrefillPart, roles: Roles
 ) -> None:
     await roles.stop()
     answer = await ask(bus, subjects, PREFILL_ROLE)
     assert (answer.role, answer.refused) == ("decode", "the worker is ending")
     assert not takes_jobs(worker)
-    assert statefile.roles == []
+    assert roles.role == "decode"
 
 
 async def test_garbage_is_not_answered_and_harms_nothing(bus: Bus, subjects: Subjects, roles: Roles) -> None:

@@ -13,10 +13,12 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
+from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.names import Watcher
 from dynamo_local.core.process.run_queue import Shares, ThreadTimes
 from state.machine.threads import CoreWatch
 from state.statefile.model import Component, Owner, Phase, Resources, State
-from state.statefile.transitions import claim, new_state
+from state.statefile.transitions import claim, entry, heard, new_state
 
 NAMESPACE = "dynamo"
 ENDPOINT = "ipc:///run/circus.sock"
@@ -32,6 +34,13 @@ def disaggregated() -> State:
     state = claim(empty_state(), "dynamo_Frontend", role="frontend", cmd="python -m host")
     state = claim(state, "dynamo_VllmWorker", role="decode", cmd="python -m host", devices=[0])
     return claim(state, "dynamo_PrefillWorker", role="prefill", cmd="python -m host", devices=[1])
+
+
+def with_process(state: State, watcher: Watcher | str, lease: str, pid: int) -> State:
+    """With a process of the watcher that was heard."""
+    name = str(watcher)
+    component = entry(state, name)
+    return heard(state, [Presence(name, component.component, component.role, lease, pid, "ready")], lambda _: True)
 
 
 @st.composite

@@ -11,7 +11,7 @@ from dynamo_local.core.errors import NotRunningError, StateError, SupervisorErro
 from dynamo_local.supervisor.server.reports.report import Report
 from state.endpoints.registry import forget, has_registry
 from state.locks import ServerLock, server_pid
-from state.machine.processes import ProcFs, alive
+from state.machine.processes import ProcFs, alive, start_time
 from state.namespaces import find_servers
 from state.paths import StatePaths
 from state.remains import has_segments
@@ -86,10 +86,10 @@ def _await_end(paths: StatePaths, pid: int, timeout_s: float, report: Report) ->
 
 def _remaining(paths: StatePaths) -> list[str]:
     try:
-        components = StateStore(paths).read().components.values()
+        here = StateStore(paths).read().here.items()
     except (NotRunningError, StateError):
         return []
-    return [c.watcher_name for c in components if c.pid is not None]
+    return [name for name, component in here if component.pid is not None and start_time(component.pid) is not None]
 
 
 def _forget(lock: ServerLock, report: Report) -> bool:

@@ -84,6 +84,12 @@ HARM: tuple[Callable[[Path], None], ...] = (
 )
 
 
+def healed(store: StateStore) -> State:
+    """What the statefile is healed to."""
+    store.heal()
+    return store.read_file()
+
+
 @pytest.mark.parametrize("harm", HARM)
 def test_reads_updates_and_the_server_go_on_from_the_copy(paths: StatePaths, harm: Callable[[Path], None]) -> None:
     store = StateStore(paths)
@@ -91,11 +97,10 @@ def test_reads_updates_and_the_server_go_on_from_the_copy(paths: StatePaths, har
     harm(paths.statefile)
     assert store.read() == disaggregated()
     assert store.update(released) == released(disaggregated()) == store.read()
-    state, damage = store.heal()
-    assert (state, bool(damage)) == (released(disaggregated()), True)
-    assert paths.statefile.read_bytes() == encode(state)
+    assert store.heal()
+    assert paths.statefile.read_bytes() == encode(released(disaggregated()))
     assert not paths.statefile.is_symlink()
-    assert store.heal() == (state, None)
+    assert store.heal() is None
 
 
 def test_cut_or_changed_at_any_byte_it_is_healed_to_the_last_state(paths: StatePaths) -> None:
@@ -108,7 +113,7 @@ def test_cut_or_changed_at_any_byte_it_is_healed_to_the_last_state(paths: StateP
             paths.statefile.write_bytes(harmed)
             assert store.read() == last
             if place % 16 == 0:
-                assert store.heal()[0] == last
+                assert healed(store) == last
                 assert paths.statefile.read_bytes() == whole
 
 
@@ -122,24 +127,24 @@ def test_any_update_survives_damage_before_and_after_it(
     store.create(before)
     os.truncate(paths.statefile, cut)
     assert store.update(lambda _: after) == after
-    assert store.heal()[0] == after == store.read()
+    assert healed(store) == after == store.read()
     os.truncate(paths.statefile, cut)
-    assert store.heal()[0] == after
+    assert healed(store) == after
 
 
 def test_without_a_copy_the_server_writes_what_it_remembers(paths: StatePaths) -> None:
     store = StateStore(paths)
     store.create(disaggregated())
+    store.update(released)
     _brace(paths.statefile)
     _brace(paths.state_copy)
     with pytest.raises(UnreadableError, match="not a statefile"):
-        store.heal()
-    state, damage = store.heal(disaggregated())
-    assert state == disaggregated() == store.read()
-    assert damage is not None
+        StateStore(paths).heal()
+    assert store.heal() is not None
+    assert StateStore(paths).read() == released(disaggregated())
     # The copy as well.
     paths.statefile.unlink()
-    assert store.read() == disaggregated()
+    assert StateStore(paths).read() == released(disaggregated())
 
 
 def test_while_a_server_runs_readers_and_writers_wait_for_it(paths: StatePaths) -> None:
@@ -148,10 +153,12 @@ def test_while_a_server_runs_readers_and_writers_wait_for_it(paths: StatePaths) 
     def nap(seconds: float) -> None:
         naps.append(seconds)
         if len(naps) == 3:
-            StateStore(paths).heal(disaggregated())
+            healing.heal()
 
     store = StateStore(paths, clock=Clock(now=lambda: sum(naps), sleep=nap))
     store.create(disaggregated())
+    healing = StateStore(paths)
+    healing.read()
     for path in (paths.statefile, paths.state_copy):
         path.unlink()
     with ServerLock(paths):
@@ -196,17 +203,17 @@ def _harm_until(over: threading.Event, paths: StatePaths) -> None:
             what(paths.statefile)
 
 
-def _heal_until(over: threading.Event, paths: StatePaths, healed: list[str]) -> None:
+def _heal_until(over: threading.Event, paths: StatePaths, damages: list[str]) -> None:
     while not over.is_set():
-        damage = StateStore(paths).heal()[1]
+        damage = StateStore(paths).heal()
         if damage is not None:
-            healed.append(damage)
+            damages.append(damage)
 
 
 def test_concurrent_updates_lose_nothing_while_the_file_is_damaged_again_and_again(paths: StatePaths) -> None:
     StateStore(paths).create(empty_state())
     over = threading.Event()
-    healed: list[str] = []
+    damages: list[str] = []
 
     def work(_: int) -> None:
         store = StateStore(paths)
@@ -215,7 +222,7 @@ def test_concurrent_updates_lose_nothing_while_the_file_is_damaged_again_and_aga
 
     others = [
         threading.Thread(target=_harm_until, args=(over, paths)),
-        threading.Thread(target=_heal_until, args=(over, paths, healed)),
+        threading.Thread(target=_heal_until, args=(over, paths, damages)),
     ]
     for thread in others:
         thread.start()
@@ -226,8 +233,8 @@ def test_concurrent_updates_lose_nothing_while_the_file_is_damaged_again_and_aga
         over.set()
         for thread in others:
             thread.join()
-    assert len(StateStore(paths).heal()[0].components) == 40
-    assert healed
+    assert len(healed(StateStore(paths)).components) == 40
+    assert damages
 
 
 def test_a_kill_between_any_two_steps_and_damage_leave_the_old_or_the_new_state(paths: StatePaths) -> None:
@@ -243,8 +250,7 @@ def test_a_kill_between_any_two_steps_and_damage_leave_the_old_or_the_new_state(
         assert found in (old, new)
         # The copy may be ahead by this one update, never behind.
         _brace(paths.statefile)
-        healed = store.heal()[0]
-        assert healed in (found, new)
+        assert healed(store) in (found, new)
         if code == 0:
             assert found == new
             break

@@ -15,6 +15,7 @@ from state.statefile.model import State, decode, encode
 from state.statefile.reconcile import reconcile
 from state.statefile.transitions import (
     claim,
+    claimed,
     clear_lease,
     entries,
     in_phase,
@@ -26,13 +27,12 @@ from state.statefile.transitions import (
     reserve,
     restart,
     retire,
-    set_lease,
     set_role,
     settle,
     shares_taken,
     taken,
 )
-from tests.unit.state.builders import OWNER, disaggregated, empty_state
+from tests.unit.state.builders import OWNER, disaggregated, empty_state, with_process
 
 
 def shape(state: State) -> dict[str, tuple[int, ...] | None]:
@@ -64,7 +64,7 @@ class TestPlannerDocument:
 
     def test_first_entry_goes_while_another_lives_and_stays_as_template(self) -> None:
         state = claim(disaggregated(), "dynamo_VllmWorker_1", role="decode", cmd="host", devices=[2])
-        state = release(set_lease(state, "dynamo_VllmWorker", "l", 7), "dynamo_VllmWorker")
+        state = release(with_process(state, "dynamo_VllmWorker", "l", 7), "dynamo_VllmWorker")
         template = state.components["dynamo_VllmWorker"]
         assert shape(state) == self.initial | {"dynamo_VllmWorker": None, "dynamo_VllmWorker_1": (2,)}
         assert (template.lease, template.pid, template.cmd) == (None, None, "python -m host")
@@ -81,8 +81,8 @@ def test_a_new_state_is_empty() -> None:
 
 
 def test_the_lease_follows_the_process() -> None:
-    state = set_lease(disaggregated(), "dynamo_VllmWorker", "first", 10)
-    state = set_lease(state, "dynamo_VllmWorker", "second", 11)
+    state = with_process(disaggregated(), "dynamo_VllmWorker", "first", 10)
+    state = with_process(state, "dynamo_VllmWorker", "second", 11)
     assert clear_lease(state, "dynamo_VllmWorker", "first") == state
     assert clear_lease(state, "dynamo_Unknown", "first") == state
     cleared = clear_lease(state, "dynamo_VllmWorker", "second")
@@ -91,10 +91,10 @@ def test_the_lease_follows_the_process() -> None:
 
 
 def test_a_role_outlives_the_process_that_took_it_up() -> None:
-    state = set_lease(disaggregated(), "dynamo_VllmWorker", "first", 10)
+    state = with_process(disaggregated(), "dynamo_VllmWorker", "first", 10)
     state = set_role(state, "dynamo_VllmWorker", "first", "prefill")
     assert state.components["dynamo_VllmWorker"].role == "prefill"
-    state = set_lease(clear_lease(state, "dynamo_VllmWorker", "first"), "dynamo_VllmWorker", "second", 11)
+    state = with_process(clear_lease(state, "dynamo_VllmWorker", "first"), "dynamo_VllmWorker", "second", 11)
     entry = state.components["dynamo_VllmWorker"]
     assert (entry.role, entry.lease, entry.devices) == ("prefill", "second", (0,))
     # A process that starts anew, not in another one's place, has the role that it is started in.
@@ -105,7 +105,7 @@ def test_a_role_outlives_the_process_that_took_it_up() -> None:
 def test_a_worker_that_is_added_is_marked_until_it_is_settled() -> None:
     state = claim(disaggregated(), "dynamo_VllmWorker_1", role="decode", cmd="host", devices=[2], phase="starting")
     assert in_phase(state, "starting") == ("dynamo_VllmWorker_1",)
-    state = set_lease(state, "dynamo_VllmWorker_1", "lease", 7)
+    state = with_process(state, "dynamo_VllmWorker_1", "lease", 7)
     assert in_phase(state, "starting") == ("dynamo_VllmWorker_1",)
     settled = settle(state, "dynamo_VllmWorker_1")
     assert in_phase(settled, "starting") == ()
@@ -202,11 +202,19 @@ def far(state: State) -> State:
     return claim(state, "dynamo_VllmWorker_1", role="decode", cmd="run", devices=[0], node="far")
 
 
+def _checked(state: State, watcher: str) -> State:
+    claimed(state, watcher)
+    return state
+
+
 def reserved(state: State) -> State:
     return reserve(state, "dynamo_VllmWorker_1", role="decode", devices=[5])
 
 
 ILLEGAL: dict[str, Callable[[State], State]] = {
+    "start without a claim": lambda s: _checked(s, "dynamo_Router"),
+    "start of an emptied one": lambda s: _checked(release(s, "dynamo_VllmWorker"), "dynamo_VllmWorker"),
+    "start of a reserved one": lambda s: _checked(reserved(s), "dynamo_VllmWorker_1"),
     "claim of a claimed one": lambda s: claim(s, "dynamo_VllmWorker", role="", cmd=""),
     "claim of a taken device": lambda s: claim(s, "dynamo_VllmWorker_1", role="", cmd="", devices=[0]),
     "claim of a share of a taken device": lambda s: claim(
@@ -230,7 +238,6 @@ ILLEGAL: dict[str, Callable[[State], State]] = {
     "claim of another share than is reserved": lambda s: claim(
         reserved(s), "dynamo_VllmWorker_1", role="", cmd="", devices=[5], share=0.5
     ),
-    "lease for a reserved one": lambda s: set_lease(reserved(s), "dynamo_VllmWorker_1", "l", 1),
     "settling of a reserved one": lambda s: settle(reserved(s), "dynamo_VllmWorker_1"),
     "restart of a reserved one": lambda s: restart(reserved(s), "dynamo_VllmWorker_1"),
     "claim of a device of another node than is reserved": lambda s: claim(
@@ -240,14 +247,11 @@ ILLEGAL: dict[str, Callable[[State], State]] = {
         far(s), "dynamo_VllmWorker_2", role="", cmd="", devices=[0], node="far"
     ),
     "claim on what is no node": lambda s: claim(s, "dynamo_VllmWorker_1", role="", cmd="", node="a/b"),
-    "lease of a process here for one of another node": lambda s: set_lease(far(s), "dynamo_VllmWorker_1", "l", 1),
-    "lease for an unknown one": lambda s: set_lease(s, "dynamo_Router", "l", 1),
-    "lease for an emptied one": lambda s: set_lease(release(s, "dynamo_VllmWorker"), "dynamo_VllmWorker", "l", 1),
     "role for an unknown one": lambda s: set_role(s, "dynamo_Router", "l", "prefill"),
     "role for an emptied one": lambda s: set_role(release(s, "dynamo_VllmWorker"), "dynamo_VllmWorker", "l", "prefill"),
     "role for one without a process": lambda s: set_role(s, "dynamo_VllmWorker", "l", "prefill"),
     "role for a process that was replaced": lambda s: set_role(
-        set_lease(s, "dynamo_VllmWorker", "second", 11), "dynamo_VllmWorker", "first", "prefill"
+        with_process(s, "dynamo_VllmWorker", "second", 11), "dynamo_VllmWorker", "first", "prefill"
     ),
     "settling of one that is to end": lambda s: settle(retire(s, "dynamo_VllmWorker"), "dynamo_VllmWorker"),
     "settling of an emptied one": lambda s: settle(release(s, "dynamo_VllmWorker"), "dynamo_VllmWorker"),
@@ -323,7 +327,7 @@ class Fleet(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.held)))
         if data.draw(st.booleans()):
             self.state = retire(self.state, name)
-        self.state = release(set_lease(self.state, name, "lease", 5), name)
+        self.state = release(with_process(self.state, name, "lease", 5), name)
         del self.held[name]
 
     @invariant()

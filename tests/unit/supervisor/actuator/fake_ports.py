@@ -21,8 +21,8 @@ from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
 from state.devices.allocation import cpu_slots
 from state.statefile.model import State
-from state.statefile.transitions import claim, clear_lease, set_lease, taken
-from tests.unit.state.builders import empty_state
+from state.statefile.transitions import claim, taken
+from tests.unit.state.builders import empty_state, with_process
 from tests.unit.supervisor.recording import RecordingReport
 
 READY_S = 10.0
@@ -116,7 +116,7 @@ class FakePorts:
             if process.start == "well" and process.lease is None:
                 self.leases += 1
                 process.lease = f"lease-{self.leases}"
-                self.state = set_lease(self.state, name, process.lease, 1000 + self.leases)
+                self.state = with_process(self.state, name, process.lease, 1000 + self.leases)
 
     def actuator(self, plan: Blueprint, endpoint: str = "") -> LocalActuator:
         books = BooksWithoutThreads(self)
@@ -189,10 +189,8 @@ class FakePorts:
         self.step()
 
     def _exit(self, name: str) -> None:
-        lease = self.processes.pop(name).lease
+        del self.processes[name]
         self.watchers[name] = STOPPED
-        if lease is not None:
-            self.state = clear_lease(self.state, name, lease)
 
     # The bus
 

@@ -1,21 +1,21 @@
-"""A process that registers its lease while it is being ended for a restart in place."""
+"""A process that is heard first while it is being ended for a restart in place."""
 
 from __future__ import annotations
 
 from dynamo_local.core.planning.actions import DeviceLimits, Restart
 from dynamo_local.supervisor.circus.client import STOPPED
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
-from state.statefile.transitions import set_lease
+from tests.unit.state.builders import with_process
 from tests.unit.supervisor.actuator.fake_ports import FakePorts, blueprint
 
 
 class LatePorts(FakePorts):
-    """The old process registers at the last moment, and is killed before it can take that back."""
+    """The old process announces itself at the last moment, and is killed."""
 
     async def end(self, name: str, deadline_s: float) -> None:
         del self.processes[name]
         self.watchers[name] = STOPPED
-        self.state = set_lease(self.state, name, "late", 4242)
+        self.state = with_process(self.state, name, "late", 4242)
 
     async def add(self, plan: WatcherPlan) -> None:
         assert self.state.components[plan.name].lease is None

@@ -19,8 +19,8 @@ from state.devices.allocation import cpu_slots
 from state.machine.threads import cores_of
 from state.paths import StatePaths
 from state.statefile.store import StateStore
-from state.statefile.transitions import claim, set_lease
-from tests.unit.state.builders import ScriptedCores, empty_state, python
+from state.statefile.transitions import claim
+from tests.unit.state.builders import ScriptedCores, empty_state, python, with_process
 
 DEADLINE_S = 30.0
 CORES = sorted(os.sched_getaffinity(0))[:2]
@@ -39,7 +39,7 @@ class Fleet:
         store = StateStore(StatePaths(folder, "dynamo"))
         state = claim(empty_state(), "dynamo_Worker", role="aggregated", cmd="w", devices=[0])
         state = claim(state, "dynamo_Frontend", role="frontend", cmd="f")
-        store.create(set_lease(state, "dynamo_Frontend", "f", pid))
+        store.create(with_process(state, "dynamo_Frontend", "f", pid))
         self.worker = Presence("dynamo_Worker", "Worker", "aggregated", "w", os.getpid(), "starting")
         self.frontend = Presence("dynamo_Frontend", "Frontend", "frontend", "f", pid, "ready")
         self.watch = ScriptedCores(BOTH, QUIET)

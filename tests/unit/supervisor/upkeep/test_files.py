@@ -13,17 +13,15 @@ import pytest
 
 from dynamo_local.control.absence import why_absent
 from dynamo_local.core.errors import NamespaceBusyError, SupervisorError
-from dynamo_local.core.messages.presence import Presence
 from dynamo_local.supervisor.server.launch.blueprint import check_reachable
-from dynamo_local.supervisor.upkeep.files import ServerFiles, as_heard
+from dynamo_local.supervisor.upkeep.files import ServerFiles
 from state.files import make_run_directory, make_sockets, sockets_of
 from state.locks import ServerLock, server_pid
 from state.paths import Sockets, StatePaths
 from state.record import ServerPhase, ServerRecord, write_record
 from state.statefile.model import State
 from state.statefile.store import StateStore
-from state.statefile.transitions import claim, reserve, set_lease
-from tests.unit.state.builders import disaggregated, empty_state
+from tests.unit.state.builders import disaggregated, empty_state, with_process
 from tests.unit.supervisor.recording import RecordingReport
 
 
@@ -40,10 +38,11 @@ class Case:
         for path in (self.paths.graph_file, self.paths.bus_file, self.paths.blueprint_file):
             path.write_text(path.name)
             path.chmod(0o600)
-        self.state = set_lease(disaggregated(), "dynamo_VllmWorker", "old", 11)
-        StateStore(self.paths).create(self.state)
+        self.state = with_process(disaggregated(), "dynamo_VllmWorker", "old", 11)
+        self.store = StateStore(self.paths)
+        self.store.create(self.state)
         self.report = RecordingReport()
-        self.files = ServerFiles(self.paths, self.sockets, self.lock, self.report)
+        self.files = ServerFiles(self.store, self.sockets, self.lock, self.report)
         self.files.repair()
 
     def complete(self) -> bool:
@@ -58,10 +57,6 @@ def case(tmp_path: Path) -> Iterator[Case]:
         case = Case(tmp_path / ("deep" * 20) / "state", Path(temporary))
         yield case
         case.lock.release()
-
-
-def presence(watcher: str, lease: str, pid: int, role: str) -> Presence:
-    return Presence(watcher, "VllmWorker", role, lease, pid, "ready")
 
 
 def test_nothing_is_written_or_said_while_all_is_well(case: Case) -> None:
@@ -187,46 +182,11 @@ def test_what_cannot_be_repaired_is_reported_once_and_tried_again(case: Case) ->
     assert case.complete()
 
 
-def test_without_a_copy_leases_are_those_that_are_heard(case: Case) -> None:
-    case.files.members = lambda: [presence("dynamo_VllmWorker", "new", 22, "prefill")]
+def test_without_a_copy_it_is_as_it_was_read_last(case: Case) -> None:
     for path in (case.paths.statefile, case.paths.state_copy):
         path.write_text("{")
     case.files.repair()
-    component = StateStore(case.paths).read_file().components["dynamo_VllmWorker"]
-    assert (component.lease, component.pid, component.role) == ("new", 22, "prefill")
-
-
-def test_who_has_no_claim_is_not_heard() -> None:
-    state = claim(empty_state(), "dynamo_VllmWorker", role="decode", cmd="run")
-    strangers = [presence("dynamo_VllmWorker_1", "x", 1, "decode"), presence("other_VllmWorker", "y", 2, "decode")]
-    assert as_heard(state, strangers) == state
-
-
-def test_a_worker_that_is_claimed_and_heard_within_a_round_is_no_disorder(case: Case) -> None:
-    name, store = "dynamo_VllmWorker_1", StateStore(case.paths)
-    store.update(lambda state: reserve(state, name, role="decode", devices=(7,)))
-    case.files.repair()
-    store.update(lambda state: claim(state, name, role="decode", cmd="run", devices=(7,), phase="starting"))
-    state = store.update(lambda state: set_lease(state, name, "first", 33))
-    case.files.members = lambda: [presence(name, "first", 33, "decode")]
-    case.files.repair()
-    assert case.report.lines == []
-    for path in (case.paths.statefile, case.paths.state_copy):
-        path.unlink()
-    case.files.repair()
-    assert store.read_file() == state
-
-
-def test_what_is_only_reserved_is_written_anew_without_the_process_that_is_heard(case: Case) -> None:
-    # A process that was killed is heard for a while after its end, when its node has reserved what it held.
-    name = "dynamo_VllmWorker_1"
-    state = StateStore(case.paths).update(lambda state: reserve(state, name, role="decode", devices=(7,)))
-    case.files.repair()
-    case.files.members = lambda: [presence(name, "first", 33, "decode")]
-    for path in (case.paths.statefile, case.paths.state_copy):
-        path.unlink()
-    case.files.repair()
-    assert StateStore(case.paths).read_file() == state
+    assert StateStore(case.paths).read_file() == case.state
 
 
 def test_folders_of_dead_processes_go(case: Case) -> None:

@@ -15,8 +15,8 @@ from dynamo_local.supervisor.endpoints.revisions.memory_room import MemoryRoom
 from state.files import make_private_directory
 from state.paths import StatePaths
 from state.statefile.model import State
-from state.statefile.transitions import claim, set_lease
-from tests.unit.state.builders import empty_state
+from state.statefile.transitions import claim
+from tests.unit.state.builders import empty_state, with_process
 
 GIB = 2**30
 CHAT = Revision("chat", 1)
@@ -32,7 +32,7 @@ class Machine:
         make_private_directory(self.paths.prepared_dir)
         code = Watcher("ns", "VllmWorker", revision="code@1")
         state = claim(empty_state("ns"), code, role="aggregated", cmd="worker", devices=(0,), share=1.0)
-        self.state: State = set_lease(state, code, "lease", os.getpid())
+        self.state: State = with_process(state, code, "lease", os.getpid())
         self.room = MemoryRoom(self.paths, lambda: self.state, lambda pids: GIB if pids else 0)
 
     def keep(self, revision: str, gib: int, key: str = "") -> None:

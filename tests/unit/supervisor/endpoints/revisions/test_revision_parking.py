@@ -18,8 +18,8 @@ from dynamo_local.supervisor.endpoints.revisions.revision import RevisionRun
 from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
 from state.devices.allocation import cpu_slots
 from state.statefile.model import State
-from state.statefile.transitions import claim, set_lease, settle
-from tests.unit.state.builders import empty_state
+from state.statefile.transitions import claim, settle
+from tests.unit.state.builders import empty_state, with_process
 
 CHAT = Revision("chat", 1)
 WORKER = Watcher("dynamo", "VllmWorker", revision=str(CHAT))
@@ -28,7 +28,7 @@ NAME = str(WORKER)
 
 def one_worker() -> State:
     state = claim(empty_state(), WORKER, role="aggregated", cmd="worker", devices=(0,), share=1.0, phase="starting")
-    return settle(set_lease(state, WORKER, "lease", 1), NAME)
+    return settle(with_process(state, WORKER, "lease", 1), NAME)
 
 
 @dataclass
