@@ -205,11 +205,6 @@ class StatePaths:
         return self.run_dir / "changes.lock"
 
     @property
-    def planner_lock(self) -> Path:
-        """Lock of the planner that adds and removes workers, for its whole life."""
-        return self.run_dir / "planner.lock"
-
-    @property
     def decisions_file(self) -> Path:
         """The planner's decisions, a JSON object in each line."""
         return self.logs_dir / "decisions.jsonl"

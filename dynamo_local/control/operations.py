@@ -381,6 +381,28 @@ RESTART_WORKERS = Operation(
     },
     status=202,
 )
+BEGIN_PLANNING = Operation(
+    "begin_planning",
+    "POST",
+    "/v1/planner",
+    "Have a planner be the only one that acts, for as long as its process lives.",
+    takes={"pid": "Of the planner's process, on the server's machine."},
+)
+TAKE_ACTION = Operation(
+    "take_action",
+    "POST",
+    "/v1/planner/actions",
+    "Carry out what the planner that acts has decided for the graph's own workers.",
+    takes={
+        "pid": "Of the planner's process.",
+        "action": "An object: `action` is AddWorker, RemoveWorker, SwitchRole or Restart; the rest are its fields.",
+        "why": "Its reasons, for the event that records it.",
+        "max_devices": "How many devices all workers together may hold. [default: all]",
+        "ready_timeout_s": _READY,
+        "id": _ORDER,
+    },
+    status=202,
+)
 GET_ORDER = Operation(
     "get_order",
     "GET",
@@ -410,5 +432,5 @@ STOP = Operation(
 
 OPERATIONS = tuple(value for value in tuple(globals().values()) if isinstance(value, Operation))
 """All of the above, in their order."""
-CHANGES = (SCALE, DRAIN_WORKER, RESTART_WORKERS, CHANGE_ROLE, SET_SETTING, ROTATE_TOKEN)
+CHANGES = (SCALE, DRAIN_WORKER, RESTART_WORKERS, BEGIN_PLANNING, TAKE_ACTION, CHANGE_ROLE, SET_SETTING, ROTATE_TOKEN)
 """Orders that change what runs. A server that stops refuses them."""

@@ -160,9 +160,8 @@ def _role(verdict: RoleVerdict) -> dict[str, Any]:
 
 
 def _action(action: Action) -> dict[str, Any]:
-    fields = msgspec.to_builtins(action)
     # Workers of the graph itself are of no revision.
-    return {"action": type(action).__name__, **{name: fields[name] for name in fields if fields[name] != ""}}
+    return {name: value for name, value in msgspec.to_builtins(action).items() if value != ""}
 
 
 def _outcome(outcome: ActionOutcome) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from dynamo_local.core.errors import DynamoError
-from dynamo_local.core.planning.actions import Action, ActionOutcome, Actuator, AddWorker, DeviceLimits, roles_of
+from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits, roles_of
 from dynamo_local.core.planning.decide import decide
 from dynamo_local.core.planning.decision import Decision, describe, event_of
 from dynamo_local.core.planning.devices import held_after
@@ -20,11 +20,10 @@ from dynamo_local.core.planning.window import History, Window, aggregate, rememb
 
 _log = logging.getLogger(__name__)
 
-RECONCILE_EVERY_S = 60.0
-"""Period of reconciliation, in seconds. The server finishes the action of a planner that was killed; this catches what
-the server cannot see."""
-
 Pull = Callable[[], Awaitable[Observation]]
+TakeAction = Callable[[Action, DeviceLimits, str], Awaitable[ActionOutcome]]
+"""Has an action carried out, and returns once it is complete or undone: an added worker takes requests by then, a
+removed one has ended and its devices are free. The text: for what reasons. Raises DynamoError."""
 OnAction = Callable[[Action | None], None]
 
 
@@ -39,7 +38,7 @@ class PlannerLoop:
         self,
         options: PlannerOptions,
         pull: Pull,
-        actuator: Actuator,
+        take_action: TakeAction,
         recorders: Sequence[Recorder] = (),
         on_action: OnAction = lambda _: None,
         *,
@@ -47,12 +46,11 @@ class PlannerLoop:
     ) -> None:
         self._options = options
         self._pull = pull
-        self._actuator = actuator
+        self._take_action = take_action
         self._recorders = tuple(recorders)
         self._on_action = on_action
         self._clock = clock
         self._history: History = ()
-        self._reconciled_at: float | None = None
         self._gist: tuple[str, ...] = ()
         """The gist of the last decision."""
         self.devices = 0.0
@@ -62,7 +60,6 @@ class PlannerLoop:
     async def run(self) -> None:
         """Plan until cancelled. Raises NotRunningError when the server has ended."""
         while True:
-            await self._reconcile_if_due()
             await self.adjust()
 
     async def adjust(self) -> Decision:
@@ -110,16 +107,16 @@ class PlannerLoop:
         limits = DeviceLimits(decision.max_devices)
         try:
             for action in decision.actions:
-                outcomes.append(await self._apply(action, limits))
+                outcomes.append(await self._apply(action, limits, decision.reasons))
         finally:
             self.devices = 0.0
             self._on_action(None)
 
-    async def _apply(self, action: Action, limits: DeviceLimits) -> ActionOutcome:
+    async def _apply(self, action: Action, limits: DeviceLimits, why: str) -> ActionOutcome:
         self._on_action(action)
         begun = self._clock()
         try:
-            outcome = await self._actuator.apply(action, limits)
+            outcome = await self._take_action(action, limits, why)
         except DynamoError as error:
             # Recorded like an action that was undone. The next pull shows whether the server still runs.
             outcome = ActionOutcome(action, False, None, str(error), self._clock() - begun)
@@ -127,24 +124,6 @@ class PlannerLoop:
         level = logging.INFO if outcome.done else logging.WARNING
         _log.log(level, "%s: %s", event.watcher or describe(action), event.what)
         return outcome
-
-    async def _reconcile_if_due(self) -> None:
-        now = self._clock()
-        due = self._reconciled_at is None or now - self._reconciled_at >= RECONCILE_EVERY_S
-        if self._options.no_operation or not due:
-            return
-        self._reconciled_at = now
-        try:
-            notes = await self._actuator.reconcile()
-        except DynamoError as error:
-            _log.warning(
-                "a change of workers that was left unfinished cannot be finished now; next try in %g s: %s",
-                RECONCILE_EVERY_S,
-                error,
-            )
-            return
-        for note in notes:
-            _log.info("%s", note)
 
 
 def _with_outcomes(window: Window, outcomes: Sequence[ActionOutcome]) -> Window:

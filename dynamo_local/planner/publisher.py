@@ -16,7 +16,7 @@ from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.planner import DecisionReport, PlannerReport, RoleReport
 from dynamo_local.core.planning.actions import Action, ActionOutcome
-from dynamo_local.core.planning.decision import Decision, describe, event_of
+from dynamo_local.core.planning.decision import Decision, describe
 from dynamo_local.core.planning.endpoints.decision import EndpointDecision, OrderOutcome
 from dynamo_local.core.planning.endpoints.decision import event_of as endpoint_event
 from dynamo_local.core.planning.endpoints.observation import EndpointsObservation
@@ -79,7 +79,6 @@ class PlannerPublisher:
             self._decisions.append(DecisionReport(now, decision.text, (), last.times + 1, last.began))
         else:
             self._decisions.append(DecisionReport(now, decision.text, told))
-        self._events += [event_of(outcome, f"planner: {decision.reasons}") for outcome in outcomes]
         if decision.actions and not decision.acts and not repeats:
             self._events.append(Event("planner", decision.change, decision.reasons, self._watcher))
         self._gist = () if told else decision.gist

@@ -1,12 +1,12 @@
 """Runs the planner of a running server: connects its loops, one for the graph's own workers and one for those of
-endpoints, to bus, statefile, actuator and recorders, and holds the lock that makes it the only acting planner."""
+endpoints, to bus, statefile, recorders and the server, which carries out what they decide."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,8 +14,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.control.client import ControlClient
 from dynamo_local.control.errors import only_starting
-from dynamo_local.core.errors import DecodeError, StateError, SupervisorError, UsageError
-from dynamo_local.core.planning.actions import Action, ActionOutcome, DeviceLimits
+from dynamo_local.core.errors import DecodeError, StateError, SupervisorError
 from dynamo_local.core.planning.endpoints.recording import EndpointRecorder
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.subjects import Subjects
@@ -27,14 +26,12 @@ from dynamo_local.planner.endpoints.orders import ScaleOrders
 from dynamo_local.planner.loop import PlannerLoop
 from dynamo_local.planner.metrics import FleetMetrics
 from dynamo_local.planner.publisher import PlannerPublisher
+from dynamo_local.planner.server_orders import ServerOrders
 from dynamo_local.planner.server_state import StateReader
-from dynamo_local.supervisor.actuator.change_lock import hold_lock
-from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.admin.connect import bus_of
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from dynamo_local.tasks import TaskGuard, unless
 from state.devices.holding import held
-from state.locks import LockTimeoutError
 from state.paths import StatePaths
 from state.record import read_record
 from state.statefile.model import State
@@ -44,9 +41,6 @@ from state.statefile.transitions import taken
 _log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
-
-_CLOSE_WITHIN_S = 30.0
-"""Time for actions that are cancelled, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -82,32 +76,34 @@ class PlannerSession:
             self.options.check_fits(0 if found is None else found.devices)
         frontends = FrontendsWatch(bus, subjects)
         await frontends.start()
-        actuator = ReopenedActuator(self.paths, self.options.change_timeout)
+        client = ControlClient(self.paths)
+        server = ServerOrders(client, self.options.change_timeout)
         recorders = (reports, *self.recorders())
-        planner = PlannerLoop(self.options, metrics.pull, actuator, recorders, reports.acting)
+        planner = PlannerLoop(self.options, metrics.pull, server.take_action, recorders, reports.acting)
         sources = Sources(bus, subjects, watch, frontends, state, self.paths, lambda: planner.devices)
-        orders, changes = ScaleOrders(ControlClient(self.paths)), ChangesOfServer(bus, subjects, recorders)
+        orders, changes = ScaleOrders(client), ChangesOfServer(bus, subjects, recorders)
         endpoints = EndpointsLoop(self.options, EndpointMetrics(sources).pull, orders, recorders)
         try:
+            if not self.options.no_operation:
+                await server.begin_planning(waits=bool(self.watcher))
             await self._plan(planner if templates else None, endpoints, changes)
         finally:
             for recorder in recorders:
                 recorder.close()
 
     async def _plan(self, planner: PlannerLoop | None, endpoints: EndpointsLoop, changes: ChangesOfServer) -> None:
-        """Run both loops, as the only acting planner, until one fails, or this is cancelled. `planner` is None if the
-        graph has no workers of its own."""
-        async with self._only_one():
-            loops = TaskGuard()
-            try:
-                if planner is not None:
-                    _log.info("%s", self._introduced())
-                    loops.spawn("planner of the graph's own workers", planner.run())
-                loops.spawn("planner of endpoints", self._plan_endpoints(endpoints, changes))
-                await loops.failed()
-            finally:
-                # An action that has begun is undone or recorded before the recorders are closed.
-                await loops.close(_CLOSE_WITHIN_S)
+        """Run both loops until one fails, or this is cancelled. `planner` is None if the graph has no workers of its
+        own."""
+        loops = TaskGuard()
+        try:
+            if planner is not None:
+                _log.info("%s", self._introduced())
+                loops.spawn("planner of the graph's own workers", planner.run())
+            loops.spawn("planner of endpoints", self._plan_endpoints(endpoints, changes))
+            await loops.failed()
+        finally:
+            # The last decisions are recorded before the recorders are closed.
+            await loops.close()
 
     async def _plan_endpoints(self, endpoints: EndpointsLoop, changes: ChangesOfServer) -> None:
         if not self.options.no_operation or self.options.log_dir is not None:
@@ -145,43 +141,6 @@ class PlannerSession:
             raise only_starting(self.paths.namespace)
         return True
 
-    @asynccontextmanager
-    async def _only_one(self) -> AsyncIterator[None]:
-        """Hold the planner's lock while this planner acts. Any number of planners may only observe."""
-        if self.options.no_operation:
-            yield
-            return
-        async with hold_lock(self.paths.planner_lock, _LOOK_EVERY_S, self._busy):
-            yield
-
-    def _busy(self, error: LockTimeoutError, first: bool) -> None:
-        who = f"process {error.holder}"
-        if not self.watcher:
-            raise UsageError(
-                f"{who} is the planner of namespace {self.paths.namespace} already",
-                "end it, or use --no-operation (in a graph: --Planner.no-operation=true)",
-            ) from error
-        if first:
-            _log.warning("%s is the planner of this namespace already; this one waits until it ends", who)
-
-
-@dataclass(frozen=True)
-class ReopenedActuator:
-    """An actuator that is opened anew for each action, because circus or the bus may have been restarted since."""
-
-    paths: StatePaths
-    change_timeout_s: float
-
-    async def apply(self, action: Action, limits: DeviceLimits) -> ActionOutcome:
-        """Apply an action as `core.planning.actions.Actuator` says."""
-        async with open_actuator(self.paths, LoggedReport(), ready_deadline_s=self.change_timeout_s) as actuator:
-            return await actuator.apply(action, limits)
-
-    async def reconcile(self) -> tuple[str, ...]:
-        """Reconcile as `core.planning.actions.Actuator` says."""
-        async with open_actuator(self.paths, LoggedReport(), ready_deadline_s=self.change_timeout_s) as actuator:
-            return await actuator.reconcile()
-
 
 def usable_devices_now(paths: StatePaths, blueprint: Blueprint, state: State) -> int:
     """As `usable_devices`, by the blueprint as it is now where the devices are a cluster's. Blocks for milliseconds."""
@@ -202,19 +161,6 @@ def usable_devices(blueprint: Blueprint, state: State) -> int:
     if own and all(template.virtual for template in own):
         return devices
     return devices - len(held(blueprint.inventory, taken(state)))
-
-
-class LoggedReport:
-    """A report (supervisor.server.report.Report) that writes to the log."""
-
-    def step(self, text: str) -> None:
-        _log.info("%s", text)
-
-    def say(self, text: str) -> None:
-        _log.info("%s", text)
-
-    def pending(self, text: str) -> None:
-        _log.info("%s", text)
 
 
 async def plan_by_hand(planning: PlannerSession, stop: asyncio.Event) -> None:

@@ -6,7 +6,7 @@
     proposals     what a policy returns
     decide        turns proposals into actions: budgets, minimums, role switches, the worker to remove
     decision      the actions of one interval, and the reasons
-    actions       what can be done to workers, and the port to the actuator that does it
+    actions       what can be done to workers
     recording     the port to whatever shows observations and decisions
 
 What is unknown is None, never zero.

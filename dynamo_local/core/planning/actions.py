@@ -1,13 +1,13 @@
-"""Actions on the workers of a running server, their outcomes, and the port to the actuator that applies them."""
+"""Actions on the workers of a running server, and their outcomes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+
+import msgspec
 
 
-@dataclass(frozen=True)
-class AddWorker:
+class AddWorker(msgspec.Struct, frozen=True, tag=True, tag_field="action"):
     """Add a worker in `role`, with the command and the number of devices of its service's unsuffixed entry.
 
     `component` names the service. None: the service whose unsuffixed entry has that role. `revision`: text of the
@@ -21,16 +21,14 @@ class AddWorker:
     node: str = ""
 
 
-@dataclass(frozen=True)
-class RemoveWorker:
+class RemoveWorker(msgspec.Struct, frozen=True, tag=True, tag_field="action"):
     """End a worker gracefully: new requests go elsewhere, its own finish, then its devices are free."""
 
     watcher: str
     role: str
 
 
-@dataclass(frozen=True)
-class SwitchRole:
+class SwitchRole(msgspec.Struct, frozen=True, tag=True, tag_field="action"):
     """Switch a worker from `role` to the role `to`; its engine keeps running."""
 
     watcher: str
@@ -38,8 +36,7 @@ class SwitchRole:
     to: str
 
 
-@dataclass(frozen=True)
-class Restart:
+class Restart(msgspec.Struct, frozen=True, tag=True, tag_field="action"):
     """Replace a worker's process. Where devices are free, a new worker under another name is ready before the old one
     ends; elsewhere the watcher itself starts a new process.
 
@@ -80,16 +77,3 @@ class ActionOutcome:
     took_s: float
     unexplained: bool = False
     node_failed: bool = False
-
-
-class Actuator(Protocol):
-    """Applies actions for the planner and for commands such as `dynamo scale` and `dynamo drain`."""
-
-    async def apply(self, action: Action, limits: DeviceLimits) -> ActionOutcome:
-        """Apply an action; return once it is complete or undone. An added worker is routable by then; a removed one has
-        ended and its devices are free. Each implementation has a deadline. Raises StateError or SupervisorError only
-        if the graph cannot be reached or changed at all."""
-
-    async def reconcile(self) -> tuple[str, ...]:
-        """Bring statefile, circus and processes into agreement after a crash at any step. Idempotent. Returns a note
-        for each correction."""

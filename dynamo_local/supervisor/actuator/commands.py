@@ -1,26 +1,36 @@
-"""`dynamo scale`, `dynamo drain` and `dynamo restart`, as the server carries them out: it plans the changes that are
-ordered, and makes them in turn."""
+"""Orders to change workers, as the server carries them out: those of `dynamo scale`, `drain` and `restart`, whose
+changes it plans and makes in turn, and those of the planner, each one change."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgspec
 
 from dynamo_local.bus.nats import Bus
-from dynamo_local.control.operations import DRAIN_WORKER, RESTART_WORKERS, SCALE, Call, Handlers
+from dynamo_local.control.operations import (
+    BEGIN_PLANNING,
+    DRAIN_WORKER,
+    RESTART_WORKERS,
+    SCALE,
+    TAKE_ACTION,
+    Call,
+    Handlers,
+)
 from dynamo_local.control.orders import OrderView
-from dynamo_local.core.errors import BusError, DeviceError, UsageError
+from dynamo_local.core.errors import BusError, DeviceError, DynamoError, UsageError
 from dynamo_local.core.fleet.answering import last_answering
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import select_watcher, short_watcher
 from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits, RemoveWorker, Restart
 from dynamo_local.core.planning.decision import event_of
 from dynamo_local.core.shares import fits, summed
+from dynamo_local.supervisor.actuator.acting_planner import ActingPlanner
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.add import devices_held
 from dynamo_local.supervisor.actuator.endpoint_commands import (
@@ -140,10 +150,13 @@ def plan_restart(state: State, blueprint: Blueprint, name: str, *, even_the_last
     return tuple(Restart(entry.watcher_name, entry.role, even_the_last) for entry in present)
 
 
-class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all orders have, and all that the one to drain a worker has."""
-
+class AnyOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     id: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{0,64}$")] = ""
+
+
+class WorkerOrder(AnyOrder, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What orders of commands have, and all that the one to drain a worker has."""
+
     force: bool = False
 
 
@@ -157,6 +170,21 @@ class RestartOrder(WorkerOrder, frozen=True, kw_only=True, forbid_unknown_fields
     ready_timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
+class PlannerOrder(AnyOrder, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pid: int
+    action: Action
+    why: str = ""
+    max_devices: int | None = None
+    ready_timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+
+
+class PlannerProcess(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pid: int
+
+
+Plan = Callable[[State, Blueprint], tuple[Action, ...]]
+
+
 @dataclass(frozen=True)
 class WorkerOrders:
     """Takes orders to change the workers of a server. What they refuse is known, and told, only when their turn comes:
@@ -166,10 +194,17 @@ class WorkerOrders:
     bus: Bus
     orders: Orders
     record: Callable[[Event], None]
+    planner: ActingPlanner
 
     @property
     def handlers(self) -> Handlers:
-        return {SCALE: self.scale, DRAIN_WORKER: self.drain, RESTART_WORKERS: self.restart}
+        return {
+            SCALE: self.scale,
+            DRAIN_WORKER: self.drain,
+            RESTART_WORKERS: self.restart,
+            BEGIN_PLANNING: self.begin_planning,
+            TAKE_ACTION: self.take_action,
+        }
 
     async def scale(self, call: Call) -> OrderView:
         """Give each service its number of workers. Stops at the first change that fails."""
@@ -179,7 +214,7 @@ class WorkerOrders:
             elsewhere = held_by_others(blueprint, state)
             return plan_scaling(state, blueprint, order.targets, even_the_last=order.force, elsewhere=elsewhere)
 
-        return self._begin("scale", call, order, plan, order.ready_timeout_s)
+        return self._begin_planned("scale", call, order, plan, order.ready_timeout_s)
 
     async def drain(self, call: Call) -> OrderView:
         """End one worker in order."""
@@ -188,7 +223,7 @@ class WorkerOrders:
         def plan(state: State, _: Blueprint) -> tuple[Action, ...]:
             return (plan_drain(state, call.names["watcher"], even_the_last=order.force),)
 
-        return self._begin("drain", call, order, plan)
+        return self._begin_planned("drain", call, order, plan)
 
     async def restart(self, call: Call) -> OrderView:
         """Restart a watcher, or all of a service or an endpoint, one after the other. Stops at the first that fails."""
@@ -197,18 +232,47 @@ class WorkerOrders:
         def plan(state: State, blueprint: Blueprint) -> tuple[Action, ...]:
             return plan_restart(state, blueprint, order.name, even_the_last=order.force)
 
-        return self._begin("restart", call, order, plan, order.ready_timeout_s, endpoint_named(order.name))
+        return self._begin_planned("restart", call, order, plan, order.ready_timeout_s, endpoint_named(order.name))
+
+    async def begin_planning(self, call: Call) -> dict[str, Any]:
+        """Have a planner be the only one that acts."""
+        planner = call.content(PlannerProcess)
+        self.planner.begin(planner.pid)
+        return {"object": "planner", "pid": planner.pid}
+
+    async def take_action(self, call: Call) -> OrderView:
+        """Make a change that the acting planner has decided."""
+        order = call.content(PlannerOrder)
+        self.planner.check(order.pid)
+        limits, why = DeviceLimits(order.max_devices), f"planner: {order.why}"
+
+        async def make(actuator: LocalActuator, _: Report) -> Sequence[ActionOutcome]:
+            return (await self._make(order.action, limits, why, actuator),)
+
+        return self._begin("planner", call, order, make, order.ready_timeout_s)
+
+    def _begin_planned(
+        self,
+        command: str,
+        call: Call,
+        order: AnyOrder,
+        plan: Plan,
+        ready_deadline_s: float | None = None,
+        endpoint: str = "",
+    ) -> OrderView:
+        make = partial(self._make_planned, plan, f"`dynamo {command}`")
+        return self._begin(command, call, order, make, ready_deadline_s, endpoint)
 
     def _begin(
         self,
         command: str,
         call: Call,
-        order: WorkerOrder,
-        plan: Callable[[State, Blueprint], tuple[Action, ...]],
+        order: AnyOrder,
+        make: Callable[[LocalActuator, Report], Awaitable[Sequence[ActionOutcome]]],
         ready_deadline_s: float | None = None,
         endpoint: str = "",
     ) -> OrderView:
-        if not self.bus.connected:
+        if not self.bus.connected and not self.orders.knows(order.id):
             raise BusError("the bus does not answer", "NATS may be starting again: see `dynamo ps`")
 
         async def work(report: Report) -> list[dict[str, Any]]:
@@ -216,30 +280,36 @@ class WorkerOrders:
                 self.paths, report, endpoint=endpoint, ready_deadline_s=ready_deadline_s, bus=self.bus
             )
             async with opened as actuator:
-                return [_fields(outcome) async for outcome in self._changes(actuator, report, plan, command)]
+                return [_fields(outcome) for outcome in await make(actuator, report)]
 
         return self.orders.begin(command, call, order.id, work)
 
-    async def _changes(
-        self,
-        actuator: LocalActuator,
-        report: Report,
-        plan: Callable[[State, Blueprint], tuple[Action, ...]],
-        command: str,
-    ) -> AsyncIterator[ActionOutcome]:
-        """Make the changes in turn, up to the first that fails."""
+    async def _make_planned(
+        self, plan: Plan, why: str, actuator: LocalActuator, report: Report
+    ) -> Sequence[ActionOutcome]:
+        """Make the changes that are planned, in turn, up to the first that fails."""
         for note in await actuator.reconcile():
             report.step(note)
         blueprint = await asyncio.to_thread(Blueprint.read, self.paths)
         state = await asyncio.to_thread(StateStore(self.paths).read)
+        outcomes: list[ActionOutcome] = []
         for change in await asyncio.to_thread(plan, state, blueprint):
-            outcome = await actuator.apply(change, DeviceLimits())
-            self.record(event_of(outcome, f"`dynamo {command}`"))
-            yield outcome
+            outcomes.append(outcome := await self._make(change, DeviceLimits(), why, actuator))
             if not outcome.done:
-                return
+                break
             note = " ".join(map(short_watcher, outcome.note.split(" ")))
             report.step(f"{outcome.watcher}  {note} after {outcome.took_s:.1f} s")
+        return outcomes
+
+    async def _make(self, change: Action, limits: DeviceLimits, why: str, actuator: LocalActuator) -> ActionOutcome:
+        """Make a change, and record it. `why`: who has ordered it, or for what reasons."""
+        try:
+            outcome = await actuator.apply(change, limits)
+        except DynamoError as error:
+            self.record(event_of(ActionOutcome(change, False, None, str(error), 0.0), why))
+            raise
+        self.record(event_of(outcome, why))
+        return outcome
 
 
 def _fields(outcome: ActionOutcome) -> dict[str, Any]:

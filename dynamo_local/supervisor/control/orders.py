@@ -72,6 +72,10 @@ class Orders:
     def handlers(self) -> Handlers:
         return {GET_ORDER: self.get}
 
+    def knows(self, order_id: str) -> bool:
+        """Whether an order of that id is being carried out, or was."""
+        return order_id in self._orders
+
     def begin(self, command: str, call: Call, order_id: str, work: Work) -> OrderView:
         """Begin to carry out an order, or return how far it is if it is known by its id. Raises OrderError,
         SupervisorError."""

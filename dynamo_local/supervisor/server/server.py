@@ -16,6 +16,7 @@ from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.listener import ListenerHolder, bind
+from dynamo_local.supervisor.actuator.acting_planner import ActingPlanner
 from dynamo_local.supervisor.actuator.commands import WorkerOrders
 from dynamo_local.supervisor.actuator.reconciler import Reconciler
 from dynamo_local.supervisor.admin.asked import AskedServer
@@ -235,7 +236,8 @@ class Server:
     def _take_orders(self, bus: Bus, control: ControlApi) -> None:
         orders = Orders(self._tasks)
         control.take(orders.handlers)
-        control.take(WorkerOrders(self._paths, bus, orders, self._events.record).handlers)
+        planner = ActingPlanner(self._paths.namespace)
+        control.take(WorkerOrders(self._paths, bus, orders, self._events.record, planner).handlers)
         control.take(LogAnswers(self._paths.log_file, None if self._nodes is None else self._nodes.places).handlers)
 
     def _spawn_controller(self, bus: Bus, watch: FleetWatch, control: ControlApi) -> None:

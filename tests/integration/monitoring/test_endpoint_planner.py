@@ -15,7 +15,7 @@ import pytest
 
 from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefill_queue
 from dynamo_local.bus.nats import Bus
-from dynamo_local.control.operations import SCALE_ENDPOINT, Call
+from dynamo_local.control.operations import BEGIN_PLANNING, SCALE_ENDPOINT, Call
 from dynamo_local.core import codec
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import ConfigError, EndpointConflictError, NotRunningError, UsageError
@@ -50,13 +50,14 @@ CHAT, CODE = "chat@2", "code@1"
 @dataclass
 class FakeServer:
     """A server with endpoints `chat` (aggregated, revision 2 takes requests) and `code` (disaggregated). It shows what
-    is ordered on its board, and starts nobody."""
+    is ordered on its board, and starts nobody. `has_planner`: another one acts."""
 
     bus: Bus
     paths: StatePaths
     statuses: dict[str, EndpointStatus] = field(default_factory=dict)
     orders: list[ScaleEndpoint] = field(default_factory=list)
     refuses: str = ""
+    has_planner: bool = False
     number: int = 0
 
     @property
@@ -80,7 +81,7 @@ class FakeServer:
         write_record(self.paths, ServerRecord("running"))
         self.show()
         api = ControlApi()
-        api.take({SCALE_ENDPOINT: self.scale})
+        api.take({SCALE_ENDPOINT: self.scale, BEGIN_PLANNING: self.begin_planning})
         self._socket = ControlSocket(api, make_sockets(self.paths).control)
         self._answering = asyncio.create_task(self._socket.run())
 
@@ -102,6 +103,11 @@ class FakeServer:
             BoardRevision(CODE, True, ("code",)),
         )
         replace_file(self.paths.board_file, msgspec.json.encode(Board(self.number, revisions, tuple(views))))
+
+    async def begin_planning(self, _: Call) -> dict[str, Any]:
+        if self.has_planner:
+            raise UsageError(f"process 7 is the planner of namespace {self.paths.namespace} already")
+        return {}
 
     async def scale(self, call: Call) -> dict[str, Any]:
         order = ScaleEndpoint(call.name(check_endpoint), **call.fields())
@@ -284,23 +290,23 @@ async def test_a_planner_by_hand_orders_too_unless_the_workers_exceed_its_budget
     assert await too_small.tasks.close() == []
 
 
-async def test_of_two_planners_one_acts_and_the_other_is_refused_by_hand_and_waits_as_a_service(
-    server: FakeServer, planning: Planning, caplog: pytest.LogCaptureFixture
+async def test_beside_one_that_acts_a_planner_is_refused_by_hand_and_waits_as_a_service(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await until_beating(server, 22, lambda: server.orders)
-    second = Planning(server, by_hand=True)
-    await second.start()
+    server.has_planner = True
+    by_hand = Planning(server, by_hand=True)
+    await by_hand.start()
     with pytest.raises(UsageError, match=r"is the planner of namespace .* already"):
-        await asyncio.wait_for(second.tasks.failed(), 60)
-    assert await second.tasks.close() == []
+        await asyncio.wait_for(by_hand.tasks.failed(), 60)
+    assert await by_hand.tasks.close() == []
     assert "waits until it ends" not in caplog.text
-    third = Planning(server)
-    await third.start()
+    service = Planning(server)
+    await service.start()
     await until_beating(server, 22, lambda: "waits until it ends" in caplog.text)
-    assert await planning.tasks.close() == []
-    server.orders.clear()
-    await until_beating(server, 3, lambda: server.orders)
-    assert await third.tasks.close() == []
+    assert server.orders == []
+    server.has_planner = False
+    await until_beating(server, 22, lambda: server.orders)
+    assert await service.tasks.close() == []
 
 
 async def test_a_server_that_has_ended_ends_the_planner(server: FakeServer) -> None:

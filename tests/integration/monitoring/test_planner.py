@@ -87,6 +87,9 @@ async def test_an_aggregated_graph_grows_with_its_load_and_shrinks_again(tmp_pat
         assert "above 0.9" in added["roles"][0]["reason"]
         assert added["roles"][0]["pressure"] > 0.9
         assert all(line["devices"] <= line["max_devices"] == 4 for line in told)
+        event = next(one for one in decisions(server.paths.events_file) if one["kind"] == "scale")
+        assert (event["watcher"], event["what"][:8]) == (f"{NAMESPACE}_VllmWorker_1", "added in")
+        assert event["why"].startswith("planner: aggregated: ")
         await asyncio.to_thread(server.ends_well)
 
 
@@ -163,7 +166,6 @@ async def test_the_planner_command_acts_too_and_there_is_only_one(tmp_path: Path
             planner.communicate()
         assert any(line["actions"] for line in decisions(tmp_path / "log" / "decisions.jsonl"))
         assert list((tmp_path / "log").glob("*/events.out.tfevents.*"))
-        assert not server.paths.planner_lock.exists()
 
 
 async def test_a_spare_prefill_worker_switches_its_role_and_keeps_its_process(tmp_path: Path) -> None:

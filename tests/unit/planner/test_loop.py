@@ -1,4 +1,4 @@
-"""The planner's loop with fake pulls, a fake actuator and virtual time."""
+"""The planner's loop with fake pulls, a fake server and virtual time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.core.errors import ConfigError, NotRunningError, SupervisorError
+from dynamo_local.core.errors import ConfigError, SupervisorError
 from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits
 from dynamo_local.core.planning.decision import Decision
 from dynamo_local.core.planning.observation import Observation
@@ -24,27 +24,22 @@ ADD = AddWorker("decode", "VllmWorker")
 
 
 @dataclass
-class FakeActuator:
-    """An actuator that applies actions, or raises as it is set to."""
+class FakeServer:
+    """A server that carries out actions, or raises as it is set to."""
 
     raises: Exception | None = None
-    applied: list[tuple[Action, DeviceLimits]] = field(default_factory=list)
-    reconciled: int = 0
+    taken: list[tuple[Action, DeviceLimits, str]] = field(default_factory=list)
     before: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when an action begins."""
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def apply(self, action: Action, limits: DeviceLimits) -> ActionOutcome:
-        self.applied.append((action, limits))
+    async def take_action(self, action: Action, limits: DeviceLimits, why: str) -> ActionOutcome:
+        self.taken.append((action, limits, why))
         self.before.set()
         await self.may_end.wait()
         if self.raises is not None:
             raise self.raises
         return ActionOutcome(action, True, "ns_VllmWorker_1", "ready", 1.0)
-
-    async def reconcile(self) -> tuple[str, ...]:
-        self.reconciled += 1
-        return ()
 
 
 @dataclass
@@ -74,58 +69,58 @@ def told() -> Told:
 
 
 @pytest.fixture
-def actuator() -> FakeActuator:
-    actuator = FakeActuator()
-    actuator.may_end.set()
-    return actuator
+def server() -> FakeServer:
+    server = FakeServer()
+    server.may_end.set()
+    return server
 
 
-async def test_an_interval_is_watched_decided_on_acted_on_and_recorded(actuator: FakeActuator, told: Told) -> None:
+async def test_an_interval_is_watched_decided_on_acted_on_and_recorded(server: FakeServer, told: Told) -> None:
     begun: list[Action | None] = []
-    decision = await PlannerLoop(OPTIONS, busy, actuator, [told], begun.append).adjust()
+    decision = await PlannerLoop(OPTIONS, busy, server.take_action, [told], begun.append).adjust()
     assert decision.actions == (ADD,)
-    assert actuator.applied == [(ADD, DeviceLimits(4))]
+    assert server.taken == [(ADD, DeviceLimits(4), decision.reasons)]
     assert len(told.pulls) >= 2
     assert told.decisions == [(decision, (ActionOutcome(ADD, True, "ns_VllmWorker_1", "ready", 1.0),))]
     assert begun == [ADD, None]
 
 
-async def test_nothing_is_pulled_while_an_action_is_under_way(actuator: FakeActuator, told: Told) -> None:
-    actuator.may_end.clear()
-    adjusting = asyncio.create_task(PlannerLoop(OPTIONS, busy, actuator, [told]).adjust())
-    await asyncio.wait_for(actuator.before.wait(), 10)
+async def test_nothing_is_pulled_while_an_action_is_under_way(server: FakeServer, told: Told) -> None:
+    server.may_end.clear()
+    adjusting = asyncio.create_task(PlannerLoop(OPTIONS, busy, server.take_action, [told]).adjust())
+    await asyncio.wait_for(server.before.wait(), 10)
     pulled = len(told.pulls)
     await asyncio.sleep(OPTIONS.metric_pulling_interval * 3)
     assert len(told.pulls) == pulled
-    actuator.may_end.set()
+    server.may_end.set()
     await asyncio.wait_for(adjusting, 10)
 
 
-async def test_a_decision_is_recorded_though_the_planner_is_ended_meanwhile(actuator: FakeActuator, told: Told) -> None:
-    actuator.may_end.clear()
-    adjusting = asyncio.create_task(PlannerLoop(OPTIONS, busy, actuator, [told]).adjust())
-    await asyncio.wait_for(actuator.before.wait(), 10)
+async def test_a_decision_is_recorded_though_the_planner_is_ended_meanwhile(server: FakeServer, told: Told) -> None:
+    server.may_end.clear()
+    adjusting = asyncio.create_task(PlannerLoop(OPTIONS, busy, server.take_action, [told]).adjust())
+    await asyncio.wait_for(server.before.wait(), 10)
     adjusting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await adjusting
     assert [(decision.actions, outcomes) for decision, outcomes in told.decisions] == [((ADD,), ())]
 
 
-async def test_a_planner_that_only_observes_does_not_act(actuator: FakeActuator, told: Told) -> None:
+async def test_a_planner_that_only_observes_does_not_act(server: FakeServer, told: Told) -> None:
     options = PlannerOptions(adjustment_interval=0.01, metric_pulling_interval=0.01, no_operation=True)
-    planner = asyncio.create_task(PlannerLoop(options, busy, actuator, [told]).run())
+    planner = asyncio.create_task(PlannerLoop(options, busy, server.take_action, [told]).run())
     async with asyncio.timeout(10):
         while not told.decisions:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     planner.cancel()
-    assert (actuator.applied, actuator.reconciled) == ([], 0)
+    assert server.taken == []
     assert told.decisions[0][0].actions == (ADD,)
     assert told.decisions[0][1] == ()
 
 
-async def test_an_action_that_fails_is_recorded_and_the_planner_goes_on(actuator: FakeActuator, told: Told) -> None:
-    actuator.raises = SupervisorError("circus does not answer")
-    planner = PlannerLoop(OPTIONS, busy, actuator, [told])
+async def test_an_action_that_fails_is_recorded_and_the_planner_goes_on(server: FakeServer, told: Told) -> None:
+    server.raises = SupervisorError("circus does not answer")
+    planner = PlannerLoop(OPTIONS, busy, server.take_action, [told])
     await planner.adjust()
     await planner.adjust()
     (_, outcomes), (again, none) = told.decisions
@@ -134,16 +129,7 @@ async def test_an_action_that_fails_is_recorded_and_the_planner_goes_on(actuator
     assert "but the last action failed" in again.text
 
 
-async def test_the_server_is_reconciled_first(actuator: FakeActuator) -> None:
-    async def ended() -> Observation:
-        assert actuator.reconciled == 1
-        raise NotRunningError("the server has ended")
-
-    with pytest.raises(NotRunningError):
-        await PlannerLoop(OPTIONS, ended, actuator).run()
-
-
-async def test_a_worker_that_was_added_gives_dynamo_s_policy_three_intervals_of_grace(actuator: FakeActuator) -> None:
+async def test_a_worker_that_was_added_gives_dynamo_s_policy_three_intervals_of_grace(server: FakeServer) -> None:
     """The loop remembers what it added: two workers that are idle afterwards stay for three intervals."""
     options = replace(OPTIONS, policy="dynamo", prefill_queue_scale_up_threshold=5.0)
     two = (worker(kv=0.1), worker("VllmWorker_1", kv=0.1), prefiller())
@@ -152,7 +138,7 @@ async def test_a_worker_that_was_added_gives_dynamo_s_policy_three_intervals_of_
     async def next_pull() -> Observation:
         return seen[-1]
 
-    planner = PlannerLoop(options, next_pull, actuator)
+    planner = PlannerLoop(options, next_pull, server.take_action)
     assert (await planner.adjust()).actions == (ADD,)
     seen.append(pull(*two, queue=1))
     actions = [len((await planner.adjust()).actions) for _ in range(4)]

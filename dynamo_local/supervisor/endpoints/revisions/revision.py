@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from dynamo_local.core.endpoints.rollout.next_steps import back_off_s
 from dynamo_local.core.endpoints.rollout.observed import Frontends, Seen, UnderWay, Workers
@@ -280,7 +281,7 @@ class RevisionRun:
         """Return the changes whose workers may start now, each with the node that is decided for it. Blocks."""
         amounts = self._amounts(changes)
         nodes = self._tools.nodes(self.name.endpoint, amounts)
-        return tuple(replace(change, node=node) for change, node in zip(changes, nodes, strict=False))
+        return tuple(msgspec.structs.replace(change, node=node) for change, node in zip(changes, nodes, strict=False))
 
     async def _renew(self, error: ModelChangedError) -> None:
         """Have another revision take over, with which all workers load the files that are there now, if these can be

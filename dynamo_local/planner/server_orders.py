@@ -1,0 +1,95 @@
+"""What the planner asks of the server: to be the only one that acts, and to carry out what it decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.errors import error_of
+from dynamo_local.control.operations import BEGIN_PLANNING, TAKE_ACTION, Operation
+from dynamo_local.control.orders import OrderView
+from dynamo_local.core.errors import NotRunningError, UnansweredError, UsageError
+from dynamo_local.core.planning.actions import Action, ActionOutcome, DeviceLimits
+from dynamo_local.log_once import LogOnce
+
+_log = logging.getLogger(__name__)
+
+_WITHIN_S = 5.0
+"""For each answer. The thread that waits for it is waited for when the planner ends."""
+_LOOK_EVERY_S = 0.2
+_TRY_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class ServerOrders:
+    """Orders to the server of a namespace. `change_timeout_s`: for a worker that is added to become ready."""
+
+    server: ControlClient
+    change_timeout_s: float
+
+    async def begin_planning(self, *, waits: bool) -> None:
+        """Be the planner that acts, as long as this process lives. While another one is, this is refused with
+        UsageError, or `waits` until that one ends. Raises NotRunningError, and SupervisorError unless it waits."""
+        refusal = LogOnce(_log)
+        while True:
+            try:
+                await self._ask(BEGIN_PLANNING, {"pid": os.getpid()})
+                return
+            except NotRunningError:
+                raise
+            except UnansweredError:
+                if not waits:
+                    raise
+            except UsageError as error:
+                if not waits:
+                    raise
+                refusal.warn(f"{error.cause}; this one waits until it ends")
+            await asyncio.sleep(_TRY_EVERY_S)
+
+    async def take_action(self, action: Action, limits: DeviceLimits, why: str) -> ActionOutcome:
+        """Have an action carried out, and return its outcome. The server goes on with it when this is cancelled.
+
+        Raises NotRunningError when the server has ended, and what the order ends with, or why it is not begun.
+        """
+        order = {
+            "id": secrets.token_hex(8),
+            "pid": os.getpid(),
+            "action": action,
+            "why": why,
+            "max_devices": limits.max_devices,
+            "ready_timeout_s": self.change_timeout_s,
+        }
+        told = 0
+        while True:
+            view = await self._view(order)
+            for step in view.steps[told:]:
+                _log.info("%s", step)
+            told = len(view.steps)
+            if view.state != "running":
+                break
+            await asyncio.sleep(_LOOK_EVERY_S)
+        if view.error is not None:
+            raise error_of(view.error.code, msgspec.json.encode({"error": view.error}))
+        (found,) = view.outcomes
+        return ActionOutcome(action, found["done"], found["watcher"], found["note"], found["took_s"])
+
+    async def _view(self, order: Mapping[str, Any]) -> OrderView:
+        """How far the order is. Given again, it is not carried out again; so it is until an answer comes."""
+        failure = LogOnce(_log)
+        while True:
+            try:
+                return msgspec.convert(await self._ask(TAKE_ACTION, order), OrderView)
+            except UnansweredError as error:
+                failure.warn(f"an action is under way, and {error.cause}")
+            await asyncio.sleep(_TRY_EVERY_S)
+
+    async def _ask(self, operation: Operation, fields: Mapping[str, Any]) -> Any:
+        return await asyncio.to_thread(self.server.do, operation, fields, timeout_s=_WITHIN_S)
