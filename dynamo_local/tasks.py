@@ -97,8 +97,13 @@ async def take_in_thread(take: Callable[[], _T | None], let_go: Callable[[_T], N
 
 
 async def finish_in_thread(work: Callable[[], _T]) -> _T:
-    """Run `work` in a thread. A task that is cancelled meanwhile waits for its end: nothing of it happens later."""
-    working = asyncio.ensure_future(asyncio.to_thread(work))
+    """Run `work` in a thread, and finish it as `finish` does."""
+    return await finish(asyncio.to_thread(work))
+
+
+async def finish(work: Coroutine[Any, Any, _T]) -> _T:
+    """Do the work. A task that is cancelled meanwhile waits for its end: nothing of it happens later."""
+    working = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:

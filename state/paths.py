@@ -200,11 +200,6 @@ class StatePaths:
         return self.run_dir / "blueprint.json"
 
     @property
-    def changes_lock(self) -> Path:
-        """Lock of the process that changes what runs, for the time of a change."""
-        return self.run_dir / "changes.lock"
-
-    @property
     def decisions_file(self) -> Path:
         """The planner's decisions, a JSON object in each line."""
         return self.logs_dir / "decisions.jsonl"
@@ -259,10 +254,6 @@ class StatePaths:
     @property
     def circus_config(self) -> Path:
         return self.run_dir / "circus.ini"
-
-    def changes_lock_of(self, endpoint: str) -> Path:
-        """As `changes_lock`, for the workers of one endpoint; of the server's own graph if `endpoint` is empty."""
-        return self.run_dir / f"changes.{endpoint}.lock" if endpoint else self.changes_lock
 
     def log_file(self, watcher: str) -> Path:
         return self.logs_dir / f"{watcher}.log"

@@ -184,19 +184,8 @@ class Subjects:
         """Tells a worker to park, or to take requests again (request and answer)."""
         return f"{self._root}.parking.{lease}"
 
-    @property
-    def holds(self) -> str:
-        """Tells the server to hold the claimed devices (request and answer)."""
-        return f"{self._server}.holds"
-
-    @property
-    def places(self) -> str:
-        """Orders and questions to the server about all places of its graph (supervisor/places/messages.py;
-        request and answer)."""
-        return f"{self._server}.places"
-
     def node(self, node: str) -> str:
-        """The same to the node server of one node."""
+        """Orders and questions to the node server of a node (supervisor/places/messages.py; request and answer)."""
         return f"{self._server}.node.{node}"
 
     @property

@@ -15,7 +15,6 @@
     worker             -> worker         PinQuestion       keep blocks while they are read (answer: PinAnswer)
     worker             -> worker         Unpin             the blocks have been read
     operator, planner  -> worker         RoleQuestion      change the role (answer: RoleAnswer)
-    operator, planner  -> server         HoldQuestion      hold the claimed devices (answer: Holds)
     frontend           -> worker         Reserve, Warm     reserve room, pull KV to migrate (answer: MigrationAnswer)
     frontend           -> worker         CancelReservation the migration does not take place
     operator           -> frontend       RequestsQuestion  list requests (answer: RequestsAnswer)

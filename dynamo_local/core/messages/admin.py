@@ -37,19 +37,6 @@ class ParkAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     v: int = VERSION
 
 
-class HoldQuestion(msgspec.Struct, frozen=True):
-    """Order to a server to hold the devices that the statefile says are in use, and to release all others."""
-
-    v: int = VERSION
-
-
-class Holds(msgspec.Struct, frozen=True):
-    """`refused`: devices that another program on the machine holds, each with that holder."""
-
-    refused: dict[int, str]
-    v: int = VERSION
-
-
 class RequestsQuestion(msgspec.Struct, frozen=True, tag="requests"):
     """Question for the requests of a frontend; the oldest come first, at most `limit`."""
 

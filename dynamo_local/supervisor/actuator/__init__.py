@@ -2,13 +2,13 @@
 
 A change is read from top to bottom in these files:
 
-    local.py         opens the actuator of a running server: connects what `ports.py` asks for
-    actuator.py      takes the lock on changes (`change_lock.py`), finishes what is left, makes one change
+    actuators.py     makes the actuators of a server, by what `ports.py` asks for
+    actuator.py      takes the lock on changes, finishes what is left, makes one change
     add.py, remove.py, restart.py    one kind of change each: its claim in the statefile, then its steps in circus
     unfinished.py    finishes what earlier changes have left
     side_by_side.py    several changes at the same time, for the workers of endpoints
 
-`commands.py` takes the orders of `dynamo scale`, `drain` and `restart`, and makes their changes within the server.
-`reconciler.py` finishes, from within the server as well, the changes of processes that were killed. When to scale is
-the planner's decision and not made here.
+`commands.py` takes the orders of `dynamo scale`, `drain` and `restart`, and those of the planner (of the one that acts:
+`acting_planner.py`), and makes their changes. `reconciler.py` finishes changes that were left half done. When to scale
+is the planner's decision and not made here.
 """

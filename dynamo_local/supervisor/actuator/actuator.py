@@ -1,8 +1,7 @@
 """The actuator: makes changes of what runs. Nothing else adds, removes or restarts workers.
 
-The graph's own processes have one, and so have the workers of each endpoint. The server, the planner, `dynamo scale`,
-`dynamo drain` and `dynamo restart` all go through them. Each step of a change leaves the statefile and circus such that
-`reconcile` can tell what was under way, and finish it:
+The graph's own processes have one, and so have the workers of each endpoint. They exist in the server alone. Each step
+of a change leaves the statefile and circus such that `reconcile` can tell what was under way, and finish it:
 
     reserved, not claimed        the reservation is released
     claimed, no watcher          the start never happened: the claim is released
@@ -11,7 +10,7 @@ The graph's own processes have one, and so have the workers of each endpoint. Th
     restarting                   told to end again, awaited, started again, awaited
     a watcher without a claim    ended and removed
 
-Whoever holds the lock on changes is the only one to make any, so every mark that it finds was left behind.
+Whoever holds the lock on changes is the only one to make any, so every mark that is found then was left behind.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from state.statefile.transitions import remove_revision, retire
 
 
 class LocalActuator:
-    """The actuator of one running server (core.planning.actions.Actuator).
+    """An actuator of a running server.
 
     `endpoint`: the endpoint whose workers it changes; empty for the graph's own processes. It sees no others, so that
     changes of two endpoints can be made at the same time.
@@ -71,7 +70,7 @@ class LocalActuator:
         self._unfinished = Unfinished(ports, self._addition, self._removal, self._restart, self._is_mine)
 
     async def apply(self, change: Action, limits: DeviceLimits) -> ActionOutcome:
-        """Make one change, after finishing those that earlier processes have left.
+        """Make one change, after finishing those that were left half done.
 
         A call that is cancelled leaves the rest to the next `reconcile`, which the server makes within seconds.
         """
@@ -142,7 +141,6 @@ class LocalActuator:
 
     async def _end_all(self, revision: str, is_meant: Callable[[Component], bool]) -> tuple[str, ...]:
         """End processes of a revision at the same time, those without a claim included."""
-        self._ports.check_changeable()
         state = await self._ports.read()
         # After the state: a claim precedes its watcher.
         statuses = await self._ports.places.statuses()
@@ -160,8 +158,10 @@ class LocalActuator:
 
     @asynccontextmanager
     async def _changing(self) -> AsyncIterator[None]:
+        if self._ports.lock.locked():
+            self._ports.report.step("waiting for another change")
         try:
-            async with self._ports.change_lock():
+            async with self._ports.lock:
                 yield
         except NotRunningError as error:
             raise _ended_meanwhile() from error

@@ -153,7 +153,6 @@ class WorkerAddition:
         """Wait until the worker is ready, and return None, or until it cannot become ready, and return why."""
         give_up_at = self.ports.clock() + self.ready_deadline_s
         while True:
-            self.ports.check_changeable()
             # The statefile before circus: a process that dies between the two is then seen as dead.
             state = await self.ports.read()
             found = entry(state, watcher)

@@ -32,21 +32,19 @@ from dynamo_local.core.planning.decision import event_of
 from dynamo_local.core.shares import fits, summed
 from dynamo_local.supervisor.actuator.acting_planner import ActingPlanner
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
+from dynamo_local.supervisor.actuator.actuators import Actuators
 from dynamo_local.supervisor.actuator.add import devices_held
 from dynamo_local.supervisor.actuator.endpoint_commands import (
     check_not_of_endpoint,
     endpoint_named,
     plan_restart_of_all,
 )
-from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.control.orders import Orders
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, worker_of
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.upkeep.holders import held_by_others
 from state.devices.allocation import allocate, held_by, noun
-from state.paths import StatePaths
 from state.statefile.model import State
-from state.statefile.store import StateStore
 from state.statefile.transitions import entries, release, shares_taken
 
 
@@ -190,7 +188,7 @@ class WorkerOrders:
     """Takes orders to change the workers of a server. What they refuse is known, and told, only when their turn comes:
     it depends on the changes before. `record`: notes an event."""
 
-    paths: StatePaths
+    actuators: Actuators
     bus: Bus
     orders: Orders
     record: Callable[[Event], None]
@@ -276,11 +274,8 @@ class WorkerOrders:
             raise BusError("the bus does not answer", "NATS may be starting again: see `dynamo ps`")
 
         async def work(report: Report) -> list[dict[str, Any]]:
-            opened = open_actuator(
-                self.paths, report, endpoint=endpoint, ready_deadline_s=ready_deadline_s, bus=self.bus
-            )
-            async with opened as actuator:
-                return [_fields(outcome) for outcome in await make(actuator, report)]
+            actuator = await self.actuators.of(endpoint, report, ready_deadline_s=ready_deadline_s)
+            return [_fields(outcome) for outcome in await make(actuator, report)]
 
         return self.orders.begin(command, call, order.id, work)
 
@@ -290,8 +285,9 @@ class WorkerOrders:
         """Make the changes that are planned, in turn, up to the first that fails."""
         for note in await actuator.reconcile():
             report.step(note)
-        blueprint = await asyncio.to_thread(Blueprint.read, self.paths)
-        state = await asyncio.to_thread(StateStore(self.paths).read)
+        machinery = self.actuators.machinery
+        blueprint = await asyncio.to_thread(machinery.blueprint.current)
+        state = await asyncio.to_thread(machinery.store.read)
         outcomes: list[ActionOutcome] = []
         for change in await asyncio.to_thread(plan, state, blueprint):
             outcomes.append(outcome := await self._make(change, DeviceLimits(), why, actuator))

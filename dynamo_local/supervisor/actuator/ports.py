@@ -5,8 +5,8 @@ The interfaces are narrow, so that a test can replace each, and stop the actuato
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,17 +36,16 @@ class Fleet(Protocol):
 class Ports:
     """The ports of one actuator.
 
-    `namespace`: of the server whose processes are changed. `change_lock`: held for the time of a change, by one process
-    at a time. `check_changeable`: raises SupervisorError once the server is ending. `change_role(watcher, role)`: has
-    a worker take up a role, or raises UsageError. `clock`: seconds.
+    `namespace`: of the server whose processes are changed. `lock`: held for the time of a change, by all actuators of
+    the same processes. `change_role(watcher, role)`: has a worker take up a role, or raises UsageError. `clock`:
+    seconds.
     """
 
     namespace: str
     books: Books
     places: Places
     fleet: Fleet
-    change_lock: Callable[[], AbstractAsyncContextManager[None]]
-    check_changeable: Callable[[], None]
+    lock: asyncio.Lock
     change_role: Callable[[str, str], Awaitable[None]]
     report: Report
     clock: Callable[[], float]

@@ -1,32 +1,27 @@
-"""Finishes, from within the server, changes that a killed planner or a cancelled order has left half done."""
+"""Finishes changes that were left half done, by orders that have failed or were cancelled."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dynamo_local.core.beats import until_beat
-from dynamo_local.core.errors import DecodeError, DynamoError, NotRunningError, StateError, SupervisorError
+from dynamo_local.core.errors import DynamoError, NotRunningError, StateError
 from dynamo_local.core.names import endpoint_of
-from dynamo_local.supervisor.actuator.local import open_actuator
-from dynamo_local.supervisor.server.launch.blueprint import Blueprint
+from dynamo_local.supervisor.actuator.actuators import Actuators
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
-from state.locks import LockTimeoutError, is_locked
-from state.paths import StatePaths
 from state.statefile.model import State
-from state.statefile.store import StateStore
 
 _EVERY_S = 1.0
 
 
 @dataclass
 class Reconciler:
-    """Finishes the changes of one server's namespace: those of the graph's own processes, and those of each endpoint,
-    at the same time."""
+    """Finishes the changes of one server: those of the graph's own processes, and those of each endpoint, at the same
+    time."""
 
-    paths: StatePaths
+    actuators: Actuators
     report: Report
     _requested: set[str] = field(default_factory=set, init=False)
     """The endpoints, "" for the graph itself, that are to be reconciled whatever the statefile shows."""
@@ -36,7 +31,7 @@ class Reconciler:
 
     async def run(self) -> None:
         """Reconcile whenever the statefile shows a change under way, or it was requested, until cancelled."""
-        store = StateStore(self.paths)
+        store = self.actuators.machinery.store
         try:
             while True:
                 await asyncio.sleep(until_beat(time.monotonic(), _EVERY_S))
@@ -56,17 +51,18 @@ class Reconciler:
         self._all_requested = True
 
     async def reconcile(self, endpoint: str = "") -> None:
-        """Finish the changes that nobody works on, of that endpoint's workers or the graph's own processes. A process
-        that makes a change holds the lock on changes, and is left alone."""
+        """Finish the changes that nobody works on, of that endpoint's workers or the graph's own processes. Where a
+        change is under way, nothing is done: whoever makes it has finished what was left, or the next round does."""
         # Reset first: another request may come meanwhile, from another thread.
         requested = endpoint in self._requested
         self._requested.discard(endpoint)
         try:
-            async with open_actuator(self.paths, self.report, endpoint=endpoint, lock_wait_s=0.0) as actuator:
-                for note in await actuator.reconcile():
-                    self.report.step(note)
-        except LockTimeoutError:
-            self._again(endpoint, requested)
+            actuator = await self.actuators.of(endpoint, self.report)
+            if self.actuators.is_changing(endpoint):
+                self._again(endpoint, requested)
+                return
+            for note in await actuator.reconcile():
+                self.report.step(note)
         except DynamoError as error:
             # The bus may be restarting, for example. The next round tries again.
             self._again(endpoint, requested)
@@ -83,17 +79,15 @@ class Reconciler:
         for endpoint in [endpoint for endpoint, task in self._under_way.items() if task.done()]:
             self._under_way.pop(endpoint).result()
         for endpoint in sorted((phases | self._requested) - self._under_way.keys()):
-            # Most changes that the statefile shows are made by somebody: to look is cheaper than to connect.
-            if not is_locked(self.paths.changes_lock_of(endpoint)):
+            # Most changes that the statefile shows are under way.
+            if not self.actuators.is_changing(endpoint):
                 name = f"reconciling {endpoint or 'the graph'}"
                 self._under_way[endpoint] = asyncio.create_task(self.reconcile(endpoint), name=name)
 
     def _all(self, state: State) -> set[str]:
-        revisions = {component.watcher.revision for component in state.components.values()}
         # An endpoint may have lost its claims with the statefile that was damaged.
-        with suppress(StateError, SupervisorError, DecodeError):
-            revisions |= Blueprint.read(self.paths).revisions
-        return {"", *map(endpoint_of, revisions)}
+        revisions = {component.watcher.revision for component in state.components.values()}
+        return {"", *map(endpoint_of, revisions | self.actuators.machinery.blueprint.revisions())}
 
     def _again(self, endpoint: str, requested: bool) -> None:
         if requested:

@@ -32,7 +32,6 @@ class Unfinished:
     async def finish(self) -> tuple[tuple[str, ...], SilentNodeError | None]:
         """Finish them. Returns a note for each, and why another one is left as it is, if one is: its node does not
         answer. Raises SupervisorError for any other failure."""
-        self.ports.check_changeable()
         state = await self.ports.read()
         # After the state: a claim precedes its watcher.
         statuses = await self.ports.places.statuses()

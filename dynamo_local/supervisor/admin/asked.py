@@ -23,6 +23,7 @@ from dynamo_local.core.messages.presence import Presence, as_sent
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.circus.client import CircusClient
+from dynamo_local.supervisor.places.port import Places
 from state.endpoints.board import read_board
 from state.paths import StatePaths
 from state.statefile.model import State
@@ -38,12 +39,16 @@ _REPORT_TTL_S = 10.0
 
 @dataclass
 class AskedServer:
-    """Parts of a running server. Until `follow` it has no bus. `record`: notes an event."""
+    """Parts of a running server. Until `follow` it has no bus. `record`: notes an event. `places`: where its processes
+    live, once changes are allowed."""
 
     paths: StatePaths
     store: StateStore
     circus: CircusClient
     record: Callable[[Event], None]
+    places: Places | None = field(default=None, init=False)
+    role_change: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Roles are changed one at a time."""
     _bus: Bus | None = field(default=None, init=False)
     _watch: FleetWatch | None = field(default=None, init=False)
     _failed: dict[str, Presence] = field(default_factory=dict, init=False)

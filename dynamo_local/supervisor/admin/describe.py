@@ -19,7 +19,6 @@ from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.supervisor.admin.asked import AskedServer
 from dynamo_local.supervisor.admin.requests import list_requests
 from dynamo_local.supervisor.admin.status import list_watchers
-from dynamo_local.supervisor.places.far import places_of_graph
 from dynamo_local.supervisor.server.reports.event_log import EventReader
 from dynamo_local.supervisor.server.reports.logs import tail
 from state.machine.processes import command_name, descendants
@@ -147,8 +146,7 @@ async def _errors_of(server: AskedServer, row: WatcherRow) -> tuple[str, ...]:
     lines: Sequence[str] = ()
     if row.node == LOCAL_NODE:
         lines = await asyncio.to_thread(tail, server.paths.log_file(row.watcher), _LOG_LINES)
-    else:
-        with suppress(BusError, SupervisorError):
-            places = places_of_graph(await server.bus(), server.paths)
-            lines = (await places.log(row.watcher, _LOG_LINES)).lines
+    elif server.places is not None:
+        with suppress(SupervisorError):
+            lines = (await server.places.log(row.watcher, _LOG_LINES)).lines
     return tuple(line for line in lines if any(mark in line for mark in _ERROR_MARKS))[-_SHOWN:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
@@ -32,8 +31,7 @@ from dynamo_local.supervisor.admin.status import devices_of_others, list_watcher
 
 
 def admin_handlers(server: AskedServer) -> Handlers:
-    """Return what answers from the start on: what is not known yet is said so. Roles are changed one at a time."""
-    role_change = asyncio.Lock()
+    """Return what answers from the start on: what is not known yet is said so."""
 
     async def list_workers(call: Call) -> dict[str, Any]:
         others = {"held_by_others": await devices_of_others(server)} if call.flag("others") else {}
@@ -41,8 +39,7 @@ def admin_handlers(server: AskedServer) -> Handlers:
 
     async def take_role(call: Call) -> dict[str, str]:
         watcher, wish = call.names["watcher"], call.content(RoleWish)
-        async with role_change:
-            return {"watcher": watcher, "role": await change_role(server, watcher, wish)}
+        return {"watcher": watcher, "role": await change_role(server, watcher, wish)}
 
     async def purge(call: Call) -> dict[str, int]:
         return {"dropped": await purge_queue(server, call.query.get("endpoint"))}

@@ -38,10 +38,11 @@ async def change_role(server: AskedServer, watcher: str, wish: RoleWish) -> str:
     """Have a worker take up the role, and return its role. Raises UsageError as `worker_to_ask`, and if the worker
     refuses; SupervisorError, BusError, StateError."""
     bus = await server.bus()
-    row = worker_to_ask(await list_watchers(server), watcher, wish.role, even_the_last=wish.force)
-    assert row.lease is not None, "worker_to_ask raises for a worker without a lease"
-    subject = Subjects(server.paths.namespace, row.revision).role(row.lease)
-    answer = await ask(bus, row.watcher, subject, RoleQuestion(wish.role), RoleAnswer, timeout_s=_ANSWER_WITHIN_S)
+    async with server.role_change:
+        row = worker_to_ask(await list_watchers(server), watcher, wish.role, even_the_last=wish.force)
+        assert row.lease is not None, "worker_to_ask raises for a worker without a lease"
+        subject = Subjects(server.paths.namespace, row.revision).role(row.lease)
+        answer = await ask(bus, row.watcher, subject, RoleQuestion(wish.role), RoleAnswer, timeout_s=_ANSWER_WITHIN_S)
     if wish.recorded:
         done = f"switched to {wish.role}"
         what = done if answer.refused is None else f"not {done}: {answer.refused}"

@@ -3,10 +3,8 @@ never ends, and its logs."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +15,6 @@ from dynamo_local.core.http.json_text import as_line
 from dynamo_local.core.messages.events import REQUEST, TOLD_KINDS
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.supervisor.control.api import EventStream
-from dynamo_local.supervisor.places.local import log_part
 from dynamo_local.supervisor.places.messages import MOST_LOG_LINES
 from dynamo_local.supervisor.places.port import Places
 from dynamo_local.supervisor.server.reports.event_log import Recent, RecentEvents
@@ -71,10 +68,9 @@ class EventAnswers:
 
 @dataclass(frozen=True)
 class LogAnswers:
-    """Answers with logs of processes: those of `places`, or, where all processes are on this machine, files."""
+    """Answers with logs of processes."""
 
-    log_file: Callable[[str], Path]
-    places: Places | None
+    places: Places
 
     @property
     def handlers(self) -> Handlers:
@@ -83,10 +79,7 @@ class LogAnswers:
     async def answer(self, call: Call) -> Any:
         watcher, lines = str(parse_watcher(call.names["watcher"])), min(call.number("lines", 100), MOST_LOG_LINES)
         after = call.number("after", 0) if "after" in call.query else None
-        if self.places is None:
-            part = await asyncio.to_thread(log_part, self.log_file(watcher), lines, after)
-        else:
-            part = await self.places.log(watcher, lines, after)
+        part = await self.places.log(watcher, lines, after)
         return {"object": "log", "watcher": watcher, "lines": part.lines, "end": part.end}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from dynamo_local.core.endpoints.devices import check_devices
@@ -20,7 +19,6 @@ from dynamo_local.core.names import Revision, endpoint_of
 from dynamo_local.core.planning.actions import AddWorker
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
-from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.endpoints.adapters import AdapterFolders, AdaptersOfBase
 from dynamo_local.supervisor.endpoints.awake.keeping import KeptUsage
 from dynamo_local.supervisor.endpoints.board import BoardWriter
@@ -214,7 +212,7 @@ class EndpointController:
             watch=lambda subjects, on_change: RevisionWatch(ports.server.bus, subjects, on_change, ports.tasks.spawn),
             given_up=ports.server.given_up,
             read_state=self._store.read,
-            open_actuator=self._open_actuator,
+            actuator=self._actuator,
             ask_to_park=Parking(ports.server.bus, ports.paths.namespace).ask,
             on_failure=lambda revision, error: self._happened(
                 revision.endpoint, f"revision {revision.number} cannot start", error
@@ -235,9 +233,8 @@ class EndpointController:
         if run is not None:
             await run.renew(revision.number)
 
-    def _open_actuator(self, endpoint: str) -> AbstractAsyncContextManager[LocalActuator]:
-        ports, server = self._ports, self._server
-        return open_actuator(ports.paths, server.report, endpoint=endpoint, bus=server.bus, gone=ports.facts.gone)
+    async def _actuator(self, endpoint: str) -> LocalActuator:
+        return await self._server.actuators.of(endpoint, self._server.report, gone=self._ports.facts.gone)
 
     async def _room(self, endpoint: str, state: State, wanted: Sequence[AddWorker]) -> Room:
         def look() -> Room:

@@ -18,8 +18,6 @@ from dynamo_local.supervisor.node.places import NodePlaces
 from dynamo_local.supervisor.node.plans import NodePlans
 from dynamo_local.supervisor.node.silence import HeadSilence, gone
 from dynamo_local.supervisor.places.books import Books
-from dynamo_local.supervisor.places.local import LocalPlaces
-from dynamo_local.supervisor.places.machine import CircusWatchers, HeldDevices
 from dynamo_local.supervisor.places.service import PlacesService
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.plan import stop_order
@@ -27,7 +25,7 @@ from dynamo_local.supervisor.server.machinery import Machinery
 from dynamo_local.supervisor.server.nats.nats_server import write_bus_address
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.settings import ServerSettings, StopRequest
-from dynamo_local.supervisor.upkeep.devices import DeviceHolding, DeviceHolds
+from dynamo_local.supervisor.upkeep.devices import DeviceHolds
 from state.locks import ServerLock
 from state.record import ServerRecord
 
@@ -102,22 +100,20 @@ class NodeServer:
             machinery.follow(watch)
             await watch.start()
             expiry = self._tasks.spawn("fleet", watch.run())
-            holding = machinery.hold_devices()
+            machinery.hold_devices()
             await machinery.allow_changes(() if self._launch.forkserver is None else (self._launch.forkserver,))
             await asyncio.to_thread(machinery.files.remember)
-            await self._serve(bus, holding)
+            await self._serve(bus)
             await machinery.directory.note(ServerRecord("running"))
             self._on_ready()
             await expiry
         finally:
             await bus.close()
 
-    async def _serve(self, bus: Bus, holding: DeviceHolding) -> None:
+    async def _serve(self, bus: Bus) -> None:
         """Answer orders to this node."""
         machinery, inventory = self._machinery, self._launch.inventory
-        books = Books(machinery.store)
-        watchers = CircusWatchers(machinery.circus, machinery.specs, machinery.registry.pid_of, self._report)
-        local = LocalPlaces(books, inventory, HeldDevices(holding), watchers, self._paths.log_file)
+        local = machinery.place(inventory, machinery.circus, self._report)
         plans = NodePlans(self._order.node, self._paths, inventory, machinery.blueprint)
 
         def present() -> set[str]:
@@ -127,7 +123,9 @@ class NodeServer:
         async def learn(revision: str, graph: bytes) -> None:
             await asyncio.to_thread(plans.learn, revision, graph, present)
 
-        service = PlacesService(NodePlaces(local, books, plans.plan, machinery.restarter.given_up), self._tasks, learn)
+        service = PlacesService(
+            NodePlaces(local, Books(machinery.store), plans.plan, machinery.restarter.given_up), self._tasks, learn
+        )
         await service.serve(bus, self._subjects.node(self._order.node))
         await bus.flush()
 

@@ -1,5 +1,4 @@
-"""The places of a graph whose workers live on the nodes of a cluster (cluster.py). Runs in the head's server, which
-answers for it on the bus (service.py).
+"""The places of a graph whose workers live on the nodes of a cluster (cluster.py). In the head's server.
 
 Each worker's devices are reserved with the cluster first, under the name NAMESPACE/WATCHER, then with the node server
 of the node that the cluster has chosen; and backwards. A node server stands only where something is reserved. The
@@ -28,6 +27,7 @@ from dynamo_local.supervisor.places.port import LogPart, Need, Place, Places, Re
 from dynamo_local.supervisor.places.rooms import NodeRoom, rooms_of
 from dynamo_local.supervisor.places.slots import Slots
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
+from dynamo_local.tasks import finish
 from state.devices.allocation import Device, DeviceKind, Inventory
 from state.statefile.model import Component, State
 
@@ -151,7 +151,8 @@ class ClusterPlaces:
             if node is not None and not await self._is_lost(node, watcher):
                 await self._servers.check_answers(node)
                 await self.node(node).release(watcher)
-            await self._give_back(watcher, node)
+            # Not half of it: nobody would end a node server on which nothing is reserved any more.
+            await finish(self._give_back(watcher, node))
 
     async def statuses(self) -> Mapping[str, Status]:
         return await self._statuses(await self.seen())

@@ -1,4 +1,4 @@
-"""Places that are asked over the bus: a node server's one, or, at the head's server, all of its graph."""
+"""The place of a node server, which is asked over the bus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, DecodeError, SilentNodeError
 from dynamo_local.core.names import Watcher
-from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.places.messages import (
     MOST_LOG_LINES,
     Done,
@@ -35,30 +34,17 @@ from dynamo_local.supervisor.places.messages import (
 )
 from dynamo_local.supervisor.places.port import LogPart, Need, Place, Reservation, Status
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
-from state.paths import StatePaths
 
 _M = TypeVar("_M")
-
-_NODES_ANSWER_S = 20.0
-"""For a question that the server asks its nodes. It gives up sooner on each."""
-
-_NODE_STARTS_S = 120.0
-"""For an order that may start a node server first."""
 
 _KILLED_WITHIN_S = 15.0
 """What the end of a process may take beyond its deadline: it is killed then, and frees its memory."""
 
 
-def places_of_graph(bus: Bus, paths: StatePaths) -> FarPlaces:
-    """The places of a graph on a cluster, for which its server answers."""
-    subject = Subjects(paths.namespace).places
-    return FarPlaces(bus, subject, "the server", within_s=_NODES_ANSWER_S, slow_within_s=_NODE_STARTS_S)
-
-
 @dataclass(frozen=True)
 class FarPlaces:
-    """Places behind a subject of the bus (port.Places). `who`: answers there, in words. `within_s`: for an answer.
-    `slow_within_s`: for one to an order that starts something, a node server included.
+    """The place behind a subject of the bus (port.Places). `who`: answers there, in words. `within_s`: for an answer.
+    `slow_within_s`: for one to an order that starts something.
 
     What does not answer raises SilentNodeError, a SupervisorError."""
 
@@ -95,7 +81,7 @@ class FarPlaces:
         return await self._ask(question, LogPart, self.within_s)
 
     async def learn(self, revision: str, graph: bytes) -> None:
-        """Tell the graph of an endpoint's revision, as JSON. For node servers alone."""
+        """Tell the graph of an endpoint's revision, as JSON."""
         await self._ask(GraphOrder(revision, graph), Done, self.slow_within_s)
 
     async def _ask(self, request: msgspec.Struct, kind: type[_M], within_s: float) -> _M:

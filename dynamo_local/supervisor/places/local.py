@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from dynamo_local.core.errors import BusError, DecodeError, DeviceError, SupervisorError
+from dynamo_local.core.errors import DeviceError, NotRunningError, StateError, SupervisorError
 from dynamo_local.core.names import Watcher
 from dynamo_local.supervisor.circus.client import STOPPED
 from dynamo_local.supervisor.places.books import Books
@@ -70,7 +70,7 @@ class LocalPlaces:
         await self.books.update(reserved)
         try:
             await self._hold(made[-1])
-        except (DeviceError, SupervisorError):
+        except (DeviceError, NotRunningError, StateError):
             # What cannot be released now, because circusd does not answer, the reconciler releases.
             with suppress(SupervisorError):
                 await self.release(str(watcher))
@@ -94,8 +94,8 @@ class LocalPlaces:
         if watcher in await self.watchers.statuses():
             raise SupervisorError(f"{watcher} still runs", "end it first")
         await self.books.update(lambda state: _without_reservation(state, watcher))
-        # Without an answer the server lets go of the devices at its own next look, a moment later.
-        with suppress(BusError, DecodeError):
+        # Else the server lets go of the devices at its own next look, a moment later.
+        with suppress(NotRunningError, StateError):
             await self.devices.hold_claimed()
 
     async def statuses(self) -> Mapping[str, Status]:
@@ -120,10 +120,7 @@ class LocalPlaces:
 
     async def _hold(self, reservation: Reservation) -> None:
         """Have the server hold the devices. Raises DeviceError if another server took one of them first."""
-        try:
-            refused = await self.devices.hold_claimed()
-        except (BusError, DecodeError) as error:
-            raise SupervisorError(error.cause, error.remedy) from error
+        refused = await self.devices.hold_claimed()
         missing = {device_id: who for device_id, who in refused.items() if device_id in reservation.devices}
         if missing:
             raise DeviceError(f"a device was taken by somebody else{held_by(self.inventory.kind, missing)}")

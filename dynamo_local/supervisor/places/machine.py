@@ -8,16 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import SupervisorError
-from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.drain import Drain
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.supervisor.server.reports.report import Report
-from dynamo_local.supervisor.upkeep.devices import GONE_S, DeviceHolding, ask_to_hold
-from state.devices.allocation import Inventory
+from dynamo_local.supervisor.upkeep.devices import GONE_S, DeviceHolding
 from state.devices.holding import held_elsewhere
 
 
@@ -49,8 +46,8 @@ class Devices(Protocol):
     async def hold_claimed(self) -> Mapping[int, str]:
         """Have our server hold the devices that are claimed, and let go of the rest.
 
-        Returns the devices that it could not take, each with its holder. Raises BusError or DecodeError when the server
-        does not answer.
+        Returns the devices that it could not take, each with its holder. Raises NotRunningError or StateError when the
+        statefile cannot be read.
         """
 
 
@@ -76,23 +73,6 @@ class CircusWatchers:
 
     async def remove(self, name: str) -> None:
         await self.circus.remove(name)
-
-
-@dataclass(frozen=True)
-class MachineDevices:
-    """The devices of this machine. `server_pid`: the process that holds ours."""
-
-    bus: Bus
-    subjects: Subjects
-    inventory: Inventory
-    server_pid: int
-
-    async def elsewhere(self) -> Mapping[int, str]:
-        found = await asyncio.to_thread(held_elsewhere, self.inventory, self.server_pid)
-        return {device_id: str(holder) for device_id, holder in found.items()}
-
-    async def hold_claimed(self) -> Mapping[int, str]:
-        return await ask_to_hold(self.bus, self.subjects)
 
 
 @dataclass(frozen=True)

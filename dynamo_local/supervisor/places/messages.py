@@ -1,6 +1,6 @@
 """Messages between those who decide what runs and the places where it runs (port.py).
 
-The head's server answers them for all places of its graph, and each node server for its node.
+Each node server answers them for its node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answers orders to places that come over the bus: at the head for all of a graph, in a node server for its node."""
+"""Answers the orders that come to a node server over the bus."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Answer, Subscription
-from dynamo_local.core.errors import DynamoError, SupervisorError, UsageError, one_line
+from dynamo_local.core.errors import DynamoError, SupervisorError, one_line
 from dynamo_local.supervisor.places.messages import (
     MOST_LOG_BYTES,
     Done,
@@ -36,17 +36,13 @@ from dynamo_local.tasks import TaskGuard
 _log = logging.getLogger(__name__)
 
 
-async def _knows_graph(revision: str, _: bytes) -> None:
-    raise UsageError(f"the graph of {revision} is known here")
-
-
 @dataclass(frozen=True)
 class PlacesService:
     """Serves places on a subject. `learn(revision, graph)`: takes the graph of an endpoint's revision."""
 
     places: Places
     tasks: TaskGuard
-    learn: Callable[[str, bytes], Awaitable[None]] = _knows_graph
+    learn: Callable[[str, bytes], Awaitable[None]]
 
     async def serve(self, bus: Bus, subject: str) -> Subscription:
         """Answer until the bus closes or the subscription ends. Each order is carried out in a task of its own."""

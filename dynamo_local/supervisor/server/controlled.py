@@ -9,6 +9,7 @@ from typing import Any
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.supervisor.actuator.actuators import Actuators
 from dynamo_local.supervisor.control.api import ControlApi
 from dynamo_local.supervisor.places.rooms import NodeRoom
 from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
@@ -23,15 +24,16 @@ from state.locks import ServerLock
 class ControlledServer:
     """A server whose own watchers are all registered.
 
-    `lock`: on the namespace, held as long as the server runs. `blueprint`: holds the templates of endpoints' revisions,
-    which precede their first worker. `streams`: makes what a revision needs on the bus. `given_up`: watchers of
-    endpoints' workers that keep ending and are not started again, each with the reason; they hold their devices until
-    they are removed. `record`: notes an event. `members`: the presences of all processes. `control`: answers orders.
-    `rooms`: gives the devices of the nodes, as of a second ago, where workers live on those of a cluster; None if they
-    live on this machine.
+    `actuators`: makes those of endpoints. `lock`: on the namespace, held as long as the server runs. `blueprint`: holds
+    the templates of endpoints' revisions, which precede their first worker. `streams`: makes what a revision needs on
+    the bus. `given_up`: watchers of endpoints' workers that keep ending and are not started again, each with the
+    reason; they hold their devices until they are removed. `record`: notes an event. `members`: the presences of all
+    processes. `control`: answers orders. `rooms`: gives the devices of the nodes, as of a second ago, where workers
+    live on those of a cluster; None if they live on this machine.
     """
 
     launch: Launch
+    actuators: Actuators
     lock: ServerLock
     settings: ServerSettings
     bus: Bus

@@ -26,6 +26,9 @@ from dynamo_local.supervisor.circus.events import EventStream
 from dynamo_local.supervisor.circus.process_registry import Registration, StateRegistry
 from dynamo_local.supervisor.circus.takeover import CircusTakeover
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
+from dynamo_local.supervisor.places.books import Books
+from dynamo_local.supervisor.places.local import LocalPlaces
+from dynamo_local.supervisor.places.machine import CircusWatchers, HeldDevices
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
@@ -41,6 +44,7 @@ from dynamo_local.supervisor.upkeep.files import ServerFiles
 from dynamo_local.supervisor.upkeep.orphans import Reaper
 from dynamo_local.supervisor.upkeep.restarter import Restarter
 from dynamo_local.tasks import TaskGuard, unless
+from state.devices.allocation import Inventory
 from state.locks import ServerLock
 from state.machine.identity import machine_id
 from state.paths import Sockets
@@ -63,6 +67,7 @@ class Machinery:
     registration: Registration
     _circusd: CircusRestarts
     _listened: EventStream
+    _holding: DeviceHolding
     sockets: Sockets
 
     def __init__(
@@ -118,7 +123,6 @@ class Machinery:
         self,
         plans: Iterable[WatcherPlan],
         *,
-        on_healed: Callable[[], None] = lambda: None,
         on_room: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Begin to keep files, circusd and the disk in order. `plans`: the watchers to start with."""
@@ -129,7 +133,6 @@ class Machinery:
             self._lock,
             self._report,
             revisions=self.blueprint.revisions,
-            on_healed=on_healed,
             on_unreachable=self._circusd.renew,
         )
         self.tasks.spawn("files", self.files.run())
@@ -162,12 +165,17 @@ class Machinery:
         watch.subscribe(affinity.on_change)
         self.tasks.spawn("cores", affinity.run())
 
-    def hold_devices(self) -> DeviceHolding:
+    def hold_devices(self) -> None:
         """Begin to hold the devices that the statefile says are in use."""
         launch, on_claims = self._launch, self.events.devices.on_state
-        holding = DeviceHolding(self.store, launch.inventory, self._templates, self._holds, on_claims)
-        self.tasks.spawn("devices", holding.run())
-        return holding
+        self._holding = DeviceHolding(self.store, launch.inventory, self._templates, self._holds, on_claims)
+        self.tasks.spawn("devices", self._holding.run())
+
+    def place(self, inventory: Inventory, circus: CircusClient, report: Report) -> LocalPlaces:
+        """This machine as a place, once devices are held. `circus`: asks circusd. `report`: of what is done there."""
+        watchers = CircusWatchers(circus, self.specs, self.registry.pid_of, report)
+        devices = HeldDevices(self._holding)
+        return LocalPlaces(Books(self.store), inventory, devices, watchers, self._paths.log_file)
 
     async def add(self, plan: WatcherPlan) -> None:
         """Register and start a watcher."""

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -15,8 +16,9 @@ from dynamo_local.core.errors import DynamoError, SupervisorError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits
 from dynamo_local.core.subjects import Subjects
+from dynamo_local.supervisor.actuator.actuators import Actuators
 from dynamo_local.supervisor.actuator.add import need_of
-from dynamo_local.supervisor.actuator.local import open_actuator
+from dynamo_local.supervisor.actuator.reconciler import Reconciler
 from dynamo_local.supervisor.actuator.side_by_side import side_by_side
 from dynamo_local.supervisor.node.order import NodeOrder, installed_versions
 from dynamo_local.supervisor.node.silence import beat_apart
@@ -26,9 +28,7 @@ from dynamo_local.supervisor.places.clustered import ClusterPlaces, Seen
 from dynamo_local.supervisor.places.environments import connect
 from dynamo_local.supervisor.places.far import FarPlaces
 from dynamo_local.supervisor.places.local import LocalPlaces
-from dynamo_local.supervisor.places.machine import CircusWatchers, MachineDevices
 from dynamo_local.supervisor.places.rooms import NodeRoom, device_count, kind_of
-from dynamo_local.supervisor.places.service import PlacesService
 from dynamo_local.supervisor.places.slots import Slots
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.machinery import Machinery
@@ -37,7 +37,6 @@ from dynamo_local.supervisor.server.ownership import Ownership, owner_at
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.settings import ServerSettings
 from dynamo_local.tasks import TaskGuard
-from state.locks import LockTimeoutError
 
 _ANSWERS_WITHIN_S = 2.0
 """For a question to a node. Whoever asks the head for all nodes waits longer."""
@@ -95,24 +94,17 @@ class ServerNodes:
         self._kind = kind_of((await cluster.nodes()).values(), launch.inventory.kind)
         stack.push_async_callback(self.end, hurry)
 
-    async def start(self, bus: Bus, address: BusAddress, watch: FleetWatch) -> None:
-        """Answer for all places, follow the fleet and the nodes. `address`: of the bus, for the nodes."""
+    async def start(self, bus: Bus, address: BusAddress, watch: FleetWatch, here: LocalPlaces) -> ClusterPlaces:
+        """Follow the fleet and the nodes, and return all places. `address`: of the bus, for the nodes. `here`: this
+        machine."""
         assert self._slots is not None, "connect first"
         machinery, launch = self._machinery, self._launch
         books, subjects = Books(machinery.store), Subjects(launch.graph.namespace)
-        owner = (await books.read()).owner.pid
-        local = LocalPlaces(
-            books,
-            launch.inventory,
-            MachineDevices(bus, subjects, launch.inventory, owner),
-            CircusWatchers(machinery.circus, machinery.specs, machinery.registry.pid_of, self._report),
-            launch.paths.log_file,
-        )
         self.places = places = ClusterPlaces(
             self._slots.cluster,
             self._slots,
             books,
-            local,
+            here,
             node=lambda name: FarPlaces(bus, subjects.node(name), f"node {name}", _ANSWERS_WITHIN_S),
             order=lambda node: self._order(node, address),
             graph=lambda revision: launch.paths.graph_of(revision).read_bytes(),
@@ -122,10 +114,10 @@ class ServerNodes:
         kinds = replace(launch.inventory, kind=self._kind)
         await asyncio.to_thread(machinery.blueprint.change, lambda before: replace(before, inventory=kinds))
         await self._count_devices(await places.seen())
-        await PlacesService(places, self._tasks).serve(bus, subjects.places)
         self._beats = self._kept.spawn("beats", beat_apart(address, subjects, self._id))
+        return places
 
-    async def add_first_workers(self) -> None:
+    async def add_first_workers(self, actuators: Actuators, reconciler: Reconciler) -> None:
         """Add the workers that the graph has at the start, side by side, and keep nodes and reservations in order.
 
         Raises SupervisorError if one of them does not become ready.
@@ -136,14 +128,19 @@ class ServerNodes:
         await self.places.prepare(
             {one.watcher(namespace, index): need_of(one) for one in workers for index in range(one.workers)}
         )
+        add = partial(self._add, actuators)
+
+        async def reconcile(endpoints: Collection[str]) -> None:
+            await side_by_side(map(reconciler.reconcile, sorted(endpoints)))
+
         keeper = NodeKeeper(
-            *(self.places, self._add, self._reconcile, self._count_devices, self._role),
+            *(self.places, add, reconcile, self._count_devices, self._role),
             replaces=not self._is_planned,
             report=self._report,
         )
         # While workers are awaited as well: one of them may be on a node that dies.
         self._tasks.spawn("nodes", keeper.keep())
-        await self._add([AddWorker(one.role, one.service) for one in workers for _ in range(one.workers)])
+        await add([AddWorker(one.role, one.service) for one in workers for _ in range(one.workers)])
         self._tasks.spawn("replacements", keeper.keep_replacing())
 
     async def end(self, hurry: asyncio.Event) -> None:
@@ -199,12 +196,12 @@ class ServerNodes:
             self._settings.drain_deadline_s,
         ).encode()
 
-    async def _add(self, changes: Sequence[AddWorker]) -> None:
+    async def _add(self, actuators: Actuators, changes: Sequence[AddWorker]) -> None:
         """Raises SupervisorError for the first worker that could not be added."""
-        async with open_actuator(self._launch.paths, self._report) as actuator:
-            for outcome in await actuator.apply_all(changes, DeviceLimits()):
-                if not outcome.done:
-                    raise SupervisorError(outcome.note, "see `dynamo events`, and `dynamo logs` of that worker")
+        actuator = await actuators.of("", self._report)
+        for outcome in await actuator.apply_all(changes, DeviceLimits()):
+            if not outcome.done:
+                raise SupervisorError(outcome.note, "see `dynamo events`, and `dynamo logs` of that worker")
 
     async def _count_devices(self, seen: Seen) -> float:
         """Write down how many devices the workers hold or may take, and what else the nodes say. Returns their
@@ -216,18 +213,6 @@ class ServerNodes:
         total = device_count(self.rooms.values())
         after = await asyncio.to_thread(blueprint.change, lambda before: replace(before, cluster_devices=total))
         return after.device_count
-
-    async def _reconcile(self, endpoints: Collection[str]) -> None:
-        """Release what is lost or leaks of these endpoints, "" for the graph itself. Whoever changes something at the
-        moment has done so first, or is followed by the next look."""
-        await side_by_side(map(self._reconcile_one, sorted(endpoints)))
-
-    async def _reconcile_one(self, endpoint: str) -> None:
-        paths, report = self._launch.paths, self._report
-        with suppress(LockTimeoutError):
-            async with open_actuator(paths, report, endpoint=endpoint, lock_wait_s=0.0) as actuator:
-                for note in await actuator.reconcile():
-                    self._report.step(note)
 
     @property
     def _is_planned(self) -> bool:

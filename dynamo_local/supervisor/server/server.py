@@ -17,13 +17,16 @@ from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.listener import ListenerHolder, bind
 from dynamo_local.supervisor.actuator.acting_planner import ActingPlanner
+from dynamo_local.supervisor.actuator.actuators import Actuators, BusFleet
 from dynamo_local.supervisor.actuator.commands import WorkerOrders
 from dynamo_local.supervisor.actuator.reconciler import Reconciler
 from dynamo_local.supervisor.admin.asked import AskedServer
 from dynamo_local.supervisor.admin.handlers import admin_handlers
+from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.control.api import ControlApi, ControlSocket
 from dynamo_local.supervisor.control.orders import Orders
 from dynamo_local.supervisor.control.reports import EventAnswers, LogAnswers
+from dynamo_local.supervisor.places.port import Places
 from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.listening import answers
@@ -47,6 +50,9 @@ from state.endpoints.board import read_board
 from state.locks import ServerLock
 from state.record import ServerRecord
 from state.statefile.transitions import heard
+
+_CIRCUS_DEADLINE_S = 30.0
+"""For changes: long enough for a circusd that other programs starve."""
 
 
 class Server:
@@ -76,7 +82,6 @@ class Server:
         self._controller = controller
         self._machinery = Machinery(launch, settings, report, lock, holds)
         self._tasks = self._machinery.tasks
-        self._reconciler = Reconciler(launch.paths, report)
         self._events = self._machinery.events
         self._bus: BusAddress | NatsServer = launch.bus or NatsServer.at(launch.paths.nats_dir, launch.bus_host)
         self._ownership = ownership
@@ -107,6 +112,8 @@ class Server:
             control.take({STOP: partial(self._stop, stop)})
             api = self._open_api(stack)
             await machinery.start(stack)
+            circus = CircusClient(machinery.sockets.circus_endpoint, deadline_s=_CIRCUS_DEADLINE_S)
+            await stack.enter_async_context(circus)
             asked = AskedServer(self._paths, machinery.store, machinery.circus, self._events.record)
             control.take(admin_handlers(asked))
             if isinstance(self._bus, BusAddress):
@@ -123,8 +130,8 @@ class Server:
             stack.push_async_callback(self._tasks.close)
             # What runs is only looked at from here on.
             stack.callback(control.withdraw, CHANGES)
-            machinery.keep(self._plans(), on_healed=self._reconciler.request, on_room=self._streams.renew)
-            self._tasks.spawn("operation", self._operate(control, asked))
+            machinery.keep(self._plans(), on_room=self._streams.renew)
+            self._tasks.spawn("operation", self._operate(control, asked, circus))
             self._tasks.spawn("kept ownership", self._kept.failed())
             self._tasks.spawn("usage", usage.run())
             await machinery.until(stop.wanted)
@@ -191,7 +198,7 @@ class Server:
 
     # Bring-up, then the steady state.
 
-    async def _operate(self, control: ControlApi, asked: AskedServer) -> None:
+    async def _operate(self, control: ControlApi, asked: AskedServer, circus: CircusClient) -> None:
         machinery = self._machinery
         await machinery.begin()
         address = await self._bus_address()
@@ -214,18 +221,23 @@ class Server:
         await asked.follow(bus, watch)
         await watch.start()
         expiry = self._tasks.spawn("fleet", watch.run())
-        await machinery.hold_devices().serve(bus, subjects)
+        machinery.hold_devices()
         for plan in self._launch.services:
             await machinery.add(plan)
         await machinery.allow_changes(self._machine_plans())
-        self._tasks.spawn("reconciler", self._reconciler.run())
         await asyncio.to_thread(machinery.files.remember)
         self._take_token_orders(bus, watch, control)
+        here = machinery.place(self._launch.inventory, circus, self._report)
+        cluster = None if self._nodes is None else await self._nodes.start(bus, address, watch, here)
+        asked.places = cluster or here
+        actuators = Actuators(machinery, circus, BusFleet(bus, subjects.namespace, watch), asked, cluster)
+        reconciler = Reconciler(actuators, self._report)
+        machinery.files.on_healed = reconciler.request
+        self._tasks.spawn("reconciler", reconciler.run())
         if self._nodes is not None:
-            await self._nodes.start(bus, address, watch)
-            self._tasks.spawn("first workers", self._nodes.add_first_workers())
-        self._take_orders(bus, control)
-        self._spawn_controller(bus, watch, control)
+            self._tasks.spawn("first workers", self._nodes.add_first_workers(actuators, reconciler))
+        self._take_orders(bus, control, actuators, asked.places)
+        self._spawn_controller(bus, watch, control, actuators)
         await self._await_ready(progress)
         await expiry
 
@@ -233,19 +245,19 @@ class Server:
         """The watchers that are no service of the graph."""
         return tuple(plan for plan in self._plans() if plan not in self._launch.services)
 
-    def _take_orders(self, bus: Bus, control: ControlApi) -> None:
+    def _take_orders(self, bus: Bus, control: ControlApi, actuators: Actuators, places: Places) -> None:
         orders = Orders(self._tasks)
         control.take(orders.handlers)
         planner = ActingPlanner(self._paths.namespace)
-        control.take(WorkerOrders(self._paths, bus, orders, self._events.record, planner).handlers)
-        control.take(LogAnswers(self._paths.log_file, None if self._nodes is None else self._nodes.places).handlers)
+        control.take(WorkerOrders(actuators, bus, orders, self._events.record, planner).handlers)
+        control.take(LogAnswers(places).handlers)
 
-    def _spawn_controller(self, bus: Bus, watch: FleetWatch, control: ControlApi) -> None:
+    def _spawn_controller(self, bus: Bus, watch: FleetWatch, control: ControlApi, actuators: Actuators) -> None:
         if self._controller is None:
             return
         nodes = self._nodes
         server = ControlledServer(
-            *(self._launch, self._lock, self._settings, bus, self._machinery.blueprint, self._streams),
+            *(self._launch, actuators, self._lock, self._settings, bus, self._machinery.blueprint, self._streams),
             given_up=self._machinery.restarter.given_up if nodes is None else nodes.given_up,
             report=self._report,
             record=self._events.record,

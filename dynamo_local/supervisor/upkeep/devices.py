@@ -15,12 +15,8 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import DeviceError, NotRunningError, StateError
-from dynamo_local.core.messages.admin import HoldQuestion, Holds
-from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.server.launch.plan import plan_services
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
 from state.devices.allocation import Inventory
@@ -44,7 +40,6 @@ if TYPE_CHECKING:
     from dynamo_local.supervisor.server.launch.launch import Launch
 
 _EVERY_S = 1.0
-_ANSWER_WITHIN_S = 5.0
 _RETRY_S = 0.1
 GONE_S = 3.0
 """The time that children of an ended worker have to be gone before the one who ended it is answered."""
@@ -149,15 +144,6 @@ class DeviceHolding:
     on_claims: Callable[[State], None] = lambda _: None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
-    async def serve(self, bus: Bus, subjects: Subjects) -> None:
-        """Hold what is claimed whenever a process that has claimed devices asks for it."""
-
-        async def on_question(_: HoldQuestion, answer: Answer) -> None:
-            with suppress(NotRunningError, StateError):
-                await answer.send(Holds(await self.hold_claimed(GONE_S)))
-
-        await bus.serve(subjects.holds, HoldQuestion, on_question)
-
     async def run(self) -> None:
         """Hold what is claimed, every second, until cancelled."""
         while True:
@@ -192,9 +178,3 @@ class DeviceHolding:
 
 def _holder(names: Names, name: str) -> str:
     return str(holder_of(names, name, names.bound()) or Holder())
-
-
-async def ask_to_hold(bus: Bus, subjects: Subjects) -> dict[int, str]:
-    """Have the namespace's server hold what its statefile says. Returns as `DeviceHolding.hold_claimed`. Raises
-    BusError, DecodeError."""
-    return (await bus.ask(subjects.holds, HoldQuestion(), Holds, timeout_s=_ANSWER_WITHIN_S)).refused

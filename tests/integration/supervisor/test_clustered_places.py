@@ -118,12 +118,17 @@ class ClusterSite:
         assert order == node.encode()
         site = self._nodes[node]
         places = NodePlaces(site.places, site.books, lambda asked: self._plans[asked.name])
-        self._served[node] = await PlacesService(places, self._tasks).serve(self.bus, SUBJECTS.node(node))
+        service = PlacesService(places, self._tasks, _learn)
+        self._served[node] = await service.serve(self.bus, SUBJECTS.node(node))
 
     async def _silence(self, node: str) -> None:
         # One that was lost is silent already.
         if node in self._served:
             await self._served.pop(node).unsubscribe()
+
+
+async def _learn(revision: str, graph: bytes) -> None:
+    pytest.fail(f"{revision} is not asked for")
 
 
 @pytest.fixture(scope="module")

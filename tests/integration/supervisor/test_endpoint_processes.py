@@ -12,18 +12,16 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.control.client import ControlClient
-from dynamo_local.control.operations import DRAIN_WORKER, RESTART_WORKERS, SCALE_ENDPOINT
+from dynamo_local.control.operations import DELETE_ENDPOINT, DRAIN_WORKER, RESTART_WORKERS, SCALE_ENDPOINT
 from dynamo_local.control.orders import carry_out
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.messages.routing import Assignment, AssignRequest
-from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits
+from dynamo_local.core.planning.actions import Action, AddWorker
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.sdk.graph import load_graph
-from dynamo_local.supervisor.actuator.local import open_actuator
 from dynamo_local.supervisor.admin.connect import bus_of
-from dynamo_local.supervisor.admin.orders.endpoints import EndpointClient
 from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
 from dynamo_local.supervisor.server.launch.plan import revision_templates
 from state.files import make_private_directory
@@ -43,10 +41,10 @@ class EndpointServer(ServerProcess):
 
     def __init__(self, root: Path) -> None:
         graph = "tests.integration.supervisor.endpoint_graph:Front"
-        arguments = ["serve", graph, f"--namespace={NAMESPACE}", "--port=0", "--cpu-slots=4"]
-        super().__init__(root, NAMESPACE, ["-m", "dynamo_local.cli.main", *arguments])
+        super().__init__(root, NAMESPACE, ["-m", "tests.integration.supervisor.serve_by_hand", graph, NAMESPACE, "4"])
         self.await_start()
         self.blueprint = BlueprintFile(self.paths)
+        self.client = ControlClient(self.paths)
 
     def launch(self, revision: str, graph: ResolvedGraph) -> None:
         path = self.paths.graph_of(revision)
@@ -55,13 +53,14 @@ class EndpointServer(ServerProcess):
         templates = revision_templates(graph, revision, self.paths.root)
         self.blueprint.change(lambda blueprint: blueprint.with_revision(templates))
 
-    async def change(self, *changes: Action) -> list[ActionOutcome]:
-        async with open_actuator(self.paths, RecordingReport(), endpoint="chat") as actuator:
-            return await actuator.apply_all(changes, DeviceLimits())
+    def change(self, *changes: Action) -> list[str]:
+        """Make changes of endpoint chat at the same time. Returns the watchers of those that were made."""
+        found = self.client.do(SCALE_ENDPOINT, {"changes": changes}, name="chat", timeout_s=PATIENCE_S)
+        return [watcher for watcher, done in found if done]
 
-    async def end_revision(self, revision: str) -> tuple[str, ...]:
-        async with open_actuator(self.paths, RecordingReport(), endpoint="chat") as actuator:
-            return await actuator.end_revision(revision)
+    def end_revision(self, revision: str) -> list[str]:
+        watchers: list[str] = self.client.do(DELETE_ENDPOINT, name=revision, timeout_s=PATIENCE_S)
+        return watchers
 
     def pids(self) -> dict[str, int | None]:
         """Of the workers of endpoints, by watcher without its namespace."""
@@ -88,9 +87,9 @@ def test_the_workers_of_a_revision_from_the_first_to_the_last(tmp_path: Path) ->
         graph = mockers()
         for revision in ("chat@1", "chat@2"):
             server.launch(revision, graph)
-        outcomes = asyncio.run(server.change(ADD, ADD, ADD))
+        made = server.change(ADD, ADD, ADD)
         workers = ["chat@1_VllmWorker", "chat@1_VllmWorker_1", "chat@1_VllmWorker_2"]
-        assert [one.watcher for one in outcomes if one.done] == [f"{NAMESPACE}_{name}" for name in workers]
+        assert made == [f"{NAMESPACE}_{name}" for name in workers]
         # Each revision has a router's ledger of its own, and workers of its own. A router that hears of a revision
         # assigns as soon as it knows one of its workers.
         numbers = count()
@@ -120,16 +119,14 @@ def test_the_workers_of_a_revision_from_the_first_to_the_last(tmp_path: Path) ->
         left = f"{NAMESPACE}_chat@1_VllmWorker_3"
         StateStore(server.paths).update(lambda state: claim(state, left, role="aggregated", cmd="x", phase="starting"))
         server.line("chat@1_VllmWorker_3 has no process: its claim")
-        asyncio.run(server.change(AddWorker("aggregated", "VllmWorker", "chat@2")))
-        assert sorted(asyncio.run(server.end_revision("chat@1"))) == [f"{NAMESPACE}_{name}" for name in workers]
+        server.change(AddWorker("aggregated", "VllmWorker", "chat@2"))
+        assert sorted(server.end_revision("chat@1")) == [f"{NAMESPACE}_{name}" for name in workers]
         server.blueprint.change(lambda blueprint: blueprint.without_revision("chat@1"))
         assert set(server.pids()) == {"chat@2_VllmWorker"}
 
-        client, step = ControlClient(server.paths), RecordingReport().step
+        client, step = server.client, RecordingReport().step
         with pytest.raises(UsageError, match="endpoint chat, whose number of workers the server keeps"):
             carry_out(client, DRAIN_WORKER, {}, step, watcher="chat@2_VllmWorker")
-        with pytest.raises(UsageError, match="talk"):
-            EndpointClient(client).order(SCALE_ENDPOINT, "talk", {"workers": 3})
         (restarted,) = carry_out(client, RESTART_WORKERS, {"name": "chat"}, step)
         assert (restarted["done"], restarted["watcher"]) == (True, f"{NAMESPACE}_chat@2_VllmWorker_1")
         holding = {name for name, component in server.state().components.items() if component.holds}

@@ -16,7 +16,6 @@ from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.control.client import ControlClient
 from dynamo_local.control.operations import RESTART_WORKERS, STOP
 from dynamo_local.core.subjects import Subjects
-from state.locks import FileLock
 from state.machine.processes import start_time
 from state.statefile.store import StateStore
 from state.statefile.transitions import retire
@@ -152,10 +151,11 @@ def test_an_order_that_is_given_again_is_carried_out_once(server: ScaledServer) 
 
 
 def test_a_worker_that_retires_is_not_started_again(server: ScaledServer) -> None:
-    name = f"{NAMESPACE}_VllmWorker"
-    # As if a command were at it: the server leaves it alone.
-    lock = FileLock(server.paths.changes_lock)
-    lock.acquire(PATIENCE_S)
+    name, hanging = f"{NAMESPACE}_VllmWorker", f"{NAMESPACE}_VllmWorker_1"
+    # As if an order were at it: while another change is under way, the server leaves it alone.
+    server.workers_are_made_by(HANGS)
+    command = server.begin("scale", "VllmWorker=2")
+    eventually(lambda: hanging in server.watchers(), "nothing was started")
     StateStore(server.paths).update(lambda state: retire(state, name))
     _, out, _ = server.command("ps", "--json")
     assert next(row["state"] for row in json.loads(out) if row["watcher"] == name) == "retiring"
@@ -166,7 +166,9 @@ def test_a_worker_that_retires_is_not_started_again(server: ScaledServer) -> Non
     server.line("PrefillWorker", "restart in")
     server.line("PrefillWorker  ready")
     assert server.watchers()[name] == "stopped"
-    lock.release(remove=True)
+    (process,) = (one for one in server.processes() if one.environ["DYN_WATCHER"] == hanging)
+    os.kill(process.pid, signal.SIGKILL)
+    command.communicate(timeout=PATIENCE_S)
     eventually(lambda: server.workers()["VllmWorker"] is None, "nobody finishes it")
     assert name not in server.watchers()
     server.ends_well()

@@ -83,7 +83,7 @@ def test_bad_service_names_are_refused(service: str) -> None:
 
 def _subjects(namespace: str, watcher: str, lease: str) -> list[str]:
     of = Subjects(namespace)
-    return [*_subjects_among(of, watcher, lease), of.planner, of.events, of.board, of.holds]
+    return [*_subjects_among(of, watcher, lease), of.planner, of.events, of.board]
 
 
 def _subjects_among(of: Subjects, watcher: str = "w", lease: str = "lease") -> list[str]:

@@ -274,8 +274,8 @@ class RevisionRun:
             *self._additions(step.prefill_workers, prefill=True),
         )
         changes = await asyncio.to_thread(self._on_nodes, changes)
-        async with self._tools.open_actuator(self.name.endpoint) as actuator:
-            self._judge(await actuator.apply_all(changes, DeviceLimits()))
+        actuator = await self._tools.actuator(self.name.endpoint)
+        self._judge(await actuator.apply_all(changes, DeviceLimits()))
 
     def _on_nodes(self, changes: Sequence[AddWorker]) -> tuple[AddWorker, ...]:
         """Return the changes whose workers may start now, each with the node that is decided for it. Blocks."""
@@ -412,8 +412,8 @@ class RevisionRun:
         reasons = {**self._tools.given_up, **self._lost}
         failed = [watcher for watcher in step.watchers if watcher not in self._without_device]
         given_up = [reasons[watcher] for watcher in failed if watcher in reasons]
-        async with self._tools.open_actuator(self.name.endpoint) as actuator:
-            await actuator.apply_all(changes, DeviceLimits())
+        actuator = await self._tools.actuator(self.name.endpoint)
+        await actuator.apply_all(changes, DeviceLimits())
         for watcher in step.watchers:
             self._lost.pop(watcher, None)
             self._not_woken.pop(watcher, None)
@@ -423,8 +423,8 @@ class RevisionRun:
 
     async def _break_off(self, under_way: asyncio.Task[None] | None) -> None:
         await _cancel(under_way)
-        async with self._tools.open_actuator(self.name.endpoint) as actuator:
-            await actuator.break_off(str(self.name))
+        actuator = await self._tools.actuator(self.name.endpoint)
+        await actuator.break_off(str(self.name))
 
     async def _end(self, under_way: asyncio.Task[None] | None) -> None:
         await _cancel(under_way)
@@ -438,8 +438,8 @@ class RevisionRun:
     async def _is_removed(self) -> bool:
         """Remove workers and files. Returns whether nothing of them is left."""
         try:
-            async with self._tools.open_actuator(self.name.endpoint) as actuator:
-                await actuator.end_revision(str(self.name))
+            actuator = await self._tools.actuator(self.name.endpoint)
+            await actuator.end_revision(str(self.name))
             await self._tools.files.remove(self.name)
         except DynamoError as error:
             _log.warning("%s is not ended yet: %s", self.name, error)

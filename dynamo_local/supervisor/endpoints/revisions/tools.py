@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,8 +34,8 @@ def _anywhere(_: str, amounts: Sequence[float]) -> Sequence[str]:
 class RevisionTools:
     """What revisions of one server are brought up and ended with.
 
-    `given_up`: watchers that are not started any more, each with the reason. `open_actuator(endpoint)`: the actuator of
-    that endpoint's workers. `memory`: has room made for workers that start. `ask_to_park`: has workers park, or take
+    `given_up`: watchers that are not started any more, each with the reason. `actuator(endpoint)`: of that endpoint's
+    workers. `memory`: has room made for workers that start. `ask_to_park`: has workers park, or take
     requests again. `frontend_deadline_s`: the time that a frontend has to be ready for a revision that has a worker.
     `drain_s`: the time that requests have to finish which an order ends. `on_failure(revision, error)` is told of each
     start that has failed. `renew`: orders another revision with the same spec. `inventory`: the devices, with those
@@ -52,7 +51,7 @@ class RevisionTools:
     watch: Callable[[Subjects, Callable[[], None]], RevisionWatch]
     given_up: Mapping[str, str]
     read_state: Callable[[], State]
-    open_actuator: Callable[[str], AbstractAsyncContextManager[LocalActuator]]
+    actuator: Callable[[str], Awaitable[LocalActuator]]
     ask_to_park: AskToPark
     on_failure: Callable[[Revision, str], None]
     renew: Callable[[Revision], Awaitable[None]]

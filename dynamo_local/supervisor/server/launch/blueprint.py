@@ -20,7 +20,7 @@ from dynamo_local.core.names import HTTP_PORT_ENV, select_watcher
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
 from state.devices.allocation import Inventory
 from state.files import replace_file, system_errors
-from state.paths import Sockets, StatePaths
+from state.paths import StatePaths
 from state.statefile.model import Component, State
 
 
@@ -43,7 +43,7 @@ class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def clustered(self) -> bool:
-        """Whether workers live on the nodes of a cluster. The server answers for all places then."""
+        """Whether workers live on the nodes of a cluster."""
         return self.cluster_devices is not None
 
     @property
@@ -206,12 +206,6 @@ class BlueprintFile:
 
 def _whose(revision: str) -> str:
     return revision or "this graph"
-
-
-def check_reachable(paths: StatePaths, state: State) -> None:
-    """Raise SupervisorError, with the reason, if circusd's socket is missing."""
-    if not Sockets.of_endpoint(state.circus_endpoint).circus.exists():
-        raise why_absent(paths)
 
 
 def worker_of(state: State, watcher: str) -> Component:

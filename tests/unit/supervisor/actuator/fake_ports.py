@@ -4,8 +4,8 @@ state at each."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -92,6 +92,8 @@ class FakePorts:
     ended: list[tuple[str, float, bool]] = field(default_factory=list)
     """Watcher, deadline, and whether its lease had been revoked by then."""
     report: RecordingReport = field(default_factory=RecordingReport)
+    locks: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    """By endpoint."""
 
     def running(self, service: str, role: str, *devices: int) -> None:
         """Put a process there as `dynamo serve` does."""
@@ -125,8 +127,7 @@ class FakePorts:
             books=books,
             places=LocalPlaces(books, plan.inventory, self, self, lambda name: Path("/nonexistent") / name),
             fleet=self,
-            change_lock=_nobody_else,
-            check_changeable=self.step,
+            lock=self.locks[endpoint],
             change_role=self.change_role,
             report=self.report,
             clock=lambda: self.now,
@@ -215,8 +216,3 @@ class FakePorts:
     async def change_role(self, watcher: str, role: str) -> None:
         self.step()
         raise UsageError(f"{watcher} stays in the role decode: not today")
-
-
-@asynccontextmanager
-async def _nobody_else() -> AsyncIterator[None]:
-    yield

@@ -19,7 +19,7 @@ from dynamo_local.supervisor.circus.client import ACTIVE
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from state.statefile.model import Phase, State
 from state.statefile.transitions import claim, set_role
-from tests.unit.supervisor.actuator.fake_ports import READY_S, FakePorts, FakeProcess, Killed, blueprint
+from tests.unit.supervisor.actuator.fake_ports import READY_S, FakePorts, FakeProcess, Killed, blueprint, template
 
 NO_LIMIT = DeviceLimits()
 ADD = AddWorker("decode", "VllmWorker")
@@ -182,6 +182,28 @@ async def test_what_was_left_is_finished_before_the_next_change(fake: FakePorts,
     outcome = await actuator.apply(ADD, DeviceLimits(1))
     assert (outcome.done, outcome.watcher) == (True, "dynamo_VllmWorker")
     assert "dynamo_VllmWorker was left retiring: it has ended" in fake.report.lines
+
+
+async def test_changes_of_the_same_processes_take_turns_and_those_of_others_do_not_wait(
+    fake: FakePorts, actuator: LocalActuator
+) -> None:
+    plan = blueprint().with_revision([template("VllmWorker", "decode", 1, "chat@1")])
+    fake.start = "hangs"
+    first = asyncio.create_task(actuator.apply(ADD, NO_LIMIT))
+    second = asyncio.create_task(fake.actuator(plan).apply(ADD, NO_LIMIT))
+    other = asyncio.create_task(fake.actuator(plan, "chat").apply(AddWorker("decode", None, "chat@1"), NO_LIMIT))
+    while not {"dynamo_VllmWorker_1", "dynamo_chat@1_VllmWorker"} <= fake.watchers.keys():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert "dynamo_VllmWorker_2" not in fake.state.components
+    assert fake.report.lines.count("waiting for another change") == 1
+    for name in ("dynamo_VllmWorker_1", "dynamo_chat@1_VllmWorker"):
+        fake.processes[name].start = "well"
+    fake.start = "well"
+    assert [(await change).watcher for change in (first, second, other)] == [
+        "dynamo_VllmWorker_1",
+        "dynamo_VllmWorker_2",
+        "dynamo_chat@1_VllmWorker",
+    ]
 
 
 async def test_what_runs_on_a_node_that_does_not_answer_keeps_its_claim(

@@ -15,6 +15,7 @@ from dynamo_local.core.errors import SilentNodeError, UsageError
 from dynamo_local.supervisor.admin.far_logs import FarFollower
 from dynamo_local.supervisor.control.api import ControlApi
 from dynamo_local.supervisor.control.reports import LogAnswers
+from dynamo_local.supervisor.places.local import LocalPlaces
 from dynamo_local.supervisor.places.port import LogPart, Places
 from state.locks import ServerLock
 from state.paths import StatePaths
@@ -50,7 +51,7 @@ class Site:
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
     paths, api = StatePaths(tmp_path, "far"), ControlApi()
     site = Site(paths)
-    api.take(LogAnswers(paths.log_file, cast(Places, site.node)).handlers)
+    api.take(LogAnswers(cast(Places, site.node)).handlers)
     with ServerLock(paths):
         async with listening(api, paths):
             yield site
@@ -75,7 +76,8 @@ async def test_a_log_that_begins_meanwhile_is_shown_from_its_beginning(site: Sit
 
 async def test_a_log_of_this_machine_is_read_from_its_file(tmp_path: Path) -> None:
     paths, api = StatePaths(tmp_path, "far"), ControlApi()
-    api.take(LogAnswers(paths.log_file, None).handlers)
+    unused = cast(Any, None)
+    api.take(LogAnswers(LocalPlaces(unused, unused, unused, unused, paths.log_file)).handlers)
 
     def ask(watcher: str, **query: str) -> Any:
         return ControlClient(paths).do(GET_LOG, query=query, watcher=watcher)

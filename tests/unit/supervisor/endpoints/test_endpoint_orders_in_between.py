@@ -87,7 +87,7 @@ def tools(launching: Launching, read_state: Any) -> EndpointTools:
         watch=cast("Any", lambda subjects, on_change: Deaf()),
         given_up={},
         read_state=read_state,
-        open_actuator=cast("Any", None),
+        actuator=cast("Any", None),
         ask_to_park=cast("Any", None),
         on_failure=lambda revision, error: pytest.fail(error),
         renew=cast("Any", None),

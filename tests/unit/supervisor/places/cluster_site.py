@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -139,7 +139,8 @@ class ClusterInMemory:
         books = BooksWithoutThreads(machine)
         local = LocalPlaces(books, cpu_slots(range(2), 2), machine, machine, _log)
         places = NodePlaces(local, books, self._planned, self.given_up[node])
-        await PlacesService(places, self._tasks).serve(cast("Bus", self.memory_bus), SUBJECTS.node(node))
+        service = PlacesService(places, self._tasks, cast("Any", None))
+        await service.serve(cast("Bus", self.memory_bus), SUBJECTS.node(node))
 
     def _planned(self, asked: WatcherPlan) -> WatcherPlan:
         if self.refusal is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
 
 import pytest
 
@@ -32,8 +31,7 @@ def actuator_of(site: ClusterInMemory) -> LocalActuator:
         books=site.books,
         places=site.places,
         fleet=head,
-        change_lock=nullcontext,
-        check_changeable=head.step,
+        lock=asyncio.Lock(),
         change_role=head.change_role,
         report=head.report,
         clock=lambda: head.now,

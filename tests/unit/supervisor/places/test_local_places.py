@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.core.errors import BusError, DeviceError, SupervisorError
+from dynamo_local.core.errors import DeviceError, StateError, SupervisorError
 from dynamo_local.supervisor.places.books import Books
 from dynamo_local.supervisor.places.local import LocalPlaces
 from dynamo_local.supervisor.places.port import Need, Places, Reservation
@@ -23,9 +23,11 @@ STARTS: dict[Program, Start] = {"runs": "well", "dies": "dies", "stubborn": "han
 
 @dataclass
 class Machine(FakePorts):
-    """`answers`: whether circusd does. `log`: of all watchers."""
+    """`answers`: whether circusd does. `is_readable`: the statefile, to whoever holds devices. `log`: of all
+    watchers."""
 
     answers: bool = True
+    is_readable: bool = True
     log: Path = field(default_factory=Path)
 
     async def statuses(self) -> Mapping[str, str]:
@@ -39,8 +41,8 @@ class Machine(FakePorts):
             self.log.write_text("error: no memory\n")
 
     async def hold_claimed(self) -> Mapping[int, str]:
-        if not self.bus_is_up:
-            raise BusError("the bus is down")
+        if not self.is_readable:
+            raise StateError("the statefile is damaged")
         return await super().hold_claimed()
 
 
@@ -86,15 +88,15 @@ async def test_a_reservation_is_held_on_the_machine_or_is_none(site: MemorySite)
     with pytest.raises(DeviceError, match="taken by somebody else; CPU slot 0 is held by somebody"):
         await reserved(site)
     assert taken(site.machine.state) == site.machine.held == frozenset()
-    site.machine.bus_is_up = False
-    with pytest.raises(SupervisorError, match="the bus is down"):
+    site.machine.is_readable = False
+    with pytest.raises(StateError, match="damaged"):
         await reserved(site)
     assert taken(site.machine.state) == frozenset()
 
 
-async def test_devices_are_released_also_while_the_server_does_not_answer(site: MemorySite) -> None:
+async def test_devices_are_released_also_while_the_server_cannot_let_go_of_them(site: MemorySite) -> None:
     await site.places.reserve(worker(), ONE)
-    site.machine.bus_is_up = False
+    site.machine.is_readable = False
     await site.places.release(str(worker()))
     assert taken(site.machine.state) == frozenset()
 

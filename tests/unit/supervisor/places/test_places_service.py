@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -39,7 +39,7 @@ async def test_an_order_that_fails_in_a_new_way_is_refused_and_ends_nothing(capl
     tasks, bus = TaskGuard(), Asked()
     failures: list[BaseException] = []
     tasks.on_failure(failures.append)
-    await PlacesService(cast(Places, BrokenPlaces()), tasks).serve(cast(Bus, bus), "places")
+    await PlacesService(cast(Places, BrokenPlaces()), tasks, cast(Any, None)).serve(cast(Bus, bus), "places")
     (order,) = tasks._tasks
     await order
     (answer,) = bus.answers

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -26,11 +25,10 @@ class Failing:
         self.of_workers, self.of_files = of_workers, of_files
         self.removed = 0
 
-    @asynccontextmanager
-    async def open_actuator(self, endpoint: str) -> AsyncIterator[Failing]:
+    async def actuator(self, endpoint: str) -> Failing:
         if self.of_workers:
             raise self.of_workers.pop(0)
-        yield self
+        return self
 
     async def end_revision(self, revision: str) -> None:
         pass
@@ -41,7 +39,7 @@ class Failing:
         self.removed += 1
 
 
-def run_of(files: object, open_actuator: object, memory: object, heard: Callable[[], None]) -> RevisionRun:
+def run_of(files: object, actuator: object, memory: object, heard: Callable[[], None]) -> RevisionRun:
     tools = RevisionTools(
         launcher=cast("Any", None),
         memory=cast("Any", memory),
@@ -51,7 +49,7 @@ def run_of(files: object, open_actuator: object, memory: object, heard: Callable
         watch=cast("Any", None),
         given_up={},
         read_state=empty_state,
-        open_actuator=cast("Any", open_actuator),
+        actuator=cast("Any", actuator),
         ask_to_park=cast("Any", None),
         on_failure=lambda revision, error: pytest.fail(error),
         spawn=lambda name, work: asyncio.get_running_loop().create_task(work, name=name),
@@ -67,7 +65,7 @@ def test_an_end_that_fails_is_repeated_and_nothing_is_wanted_meanwhile() -> None
     async def scenario() -> None:
         failing = Failing([BusError("no NATS")], [StateError("full"), SupervisorError("gone")])
         woken = asyncio.Event()
-        run = run_of(failing, failing.open_actuator, None, woken.set)
+        run = run_of(failing, failing.actuator, None, woken.set)
         run.launched = cast("Any", object())
         run.carry_out(End(1))
         assert run.wanted(3, 0, empty_state()) == (), "its templates may be gone"

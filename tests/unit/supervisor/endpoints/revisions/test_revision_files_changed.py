@@ -90,7 +90,7 @@ def tools(launches: Launches, renew: Any, failed: Callable[[str], None]) -> Revi
         watch=cast("Any", None),
         given_up={},
         read_state=lambda: pytest.fail("nothing is looked at"),
-        open_actuator=cast("Any", None),
+        actuator=cast("Any", None),
         ask_to_park=cast("Any", None),
         on_failure=lambda revision, error: failed(error),
         renew=renew,

@@ -74,7 +74,7 @@ def scenario(test: Callable[[FakeWorker, RevisionRun, Callable[[], Awaitable[See
             watch=cast("Any", None),
             given_up={},
             read_state=one_worker,
-            open_actuator=cast("Any", None),
+            actuator=cast("Any", None),
             ask_to_park=worker.ask,
             on_failure=lambda revision, error: None,
             spawn=lambda name, work: asyncio.get_running_loop().create_task(work, name=name),

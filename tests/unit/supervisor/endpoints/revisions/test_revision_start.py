@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -25,9 +24,8 @@ class Reserving:
         self.node_failed = node_failed
         self.changes: list[AddWorker] = []
 
-    @asynccontextmanager
-    async def open(self, endpoint: str) -> AsyncIterator[Reserving]:
-        yield self
+    async def of(self, endpoint: str) -> Reserving:
+        return self
 
     async def apply_all(self, changes: Sequence[AddWorker], limits: DeviceLimits) -> list[ActionOutcome]:
         watcher = None if self.why else "many_chat@1_VllmWorker"
@@ -44,7 +42,7 @@ class Reserving:
 def test_an_endpoint_says_why_nothing_could_be_reserved_for_it() -> None:
     async def scenario() -> None:
         actuator, heard = Reserving("node a does not answer"), asyncio.Event()
-        run = run_of(None, actuator.open, actuator, heard.set)
+        run = run_of(None, actuator.of, actuator, heard.set)
         templates = (template("VllmWorker", "aggregated", revision="chat@1"),)
         run.launched = Launched(cast("Any", None), templates)
         run.carry_out(Start(1, 1, 0))
@@ -65,7 +63,7 @@ def test_a_node_that_can_run_nothing_is_a_failure_that_is_tried_less_and_less_of
     async def scenario() -> None:
         why = "no node server runs on node a: other versions"
         actuator, heard, failures = Reserving(why, node_failed=True), asyncio.Event(), []
-        run = run_of(None, actuator.open, actuator, heard.set)
+        run = run_of(None, actuator.of, actuator, heard.set)
         run.launched = Launched(cast("Any", None), (template("VllmWorker", "aggregated", revision="chat@1"),))
         for _ in range(3):
             heard.clear()
@@ -81,7 +79,7 @@ def test_a_node_that_can_run_nothing_is_a_failure_that_is_tried_less_and_less_of
 def test_workers_start_on_the_nodes_that_turns_have_decided_and_no_more_of_them() -> None:
     async def scenario() -> None:
         actuator, heard, asked = Reserving(""), asyncio.Event(), list[tuple[str, tuple[float, ...]]]()
-        run = run_of(None, actuator.open, actuator, heard.set)
+        run = run_of(None, actuator.of, actuator, heard.set)
 
         def nodes(endpoint: str, amounts: Sequence[float]) -> Sequence[str]:
             asked.append((endpoint, tuple(amounts)))
