@@ -1,4 +1,4 @@
-"""What the planner asks of the server: to be the only one that acts, and to carry out what it decides."""
+"""What the planner orders of the server: to be the only one that acts, and what it decides."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ import msgspec
 
 from dynamo_local.control.client import ControlClient
 from dynamo_local.control.errors import error_of
-from dynamo_local.control.operations import BEGIN_PLANNING, TAKE_ACTION, Operation
+from dynamo_local.control.operations import BEGIN_PLANNING, SCALE_ENDPOINT, TAKE_ACTION, Operation
 from dynamo_local.control.orders import OrderView
-from dynamo_local.core.errors import NotRunningError, UnansweredError, UsageError
+from dynamo_local.core.errors import DynamoError, NotRunningError, UnansweredError, UsageError
+from dynamo_local.core.messages.endpoints import EndpointStatus, view_of
 from dynamo_local.core.planning.actions import Action, ActionOutcome, DeviceLimits
+from dynamo_local.core.planning.endpoints.decision import OrderOutcome, ScaleEndpoint
 from dynamo_local.log_once import LogOnce
 
 _log = logging.getLogger(__name__)
 
-_WITHIN_S = 5.0
-"""For each answer. The thread that waits for it is waited for when the planner ends."""
+_WITHIN_S = 10.0
+"""For each answer, which comes at once unless the server is stopped. A planner that ends waits for it, too."""
 _LOOK_EVERY_S = 0.2
 _TRY_EVERY_S = 1.0
 
@@ -81,6 +83,15 @@ class ServerOrders:
         (found,) = view.outcomes
         return ActionOutcome(action, found["done"], found["watcher"], found["note"], found["took_s"])
 
+    async def scale(self, order: ScaleEndpoint) -> tuple[OrderOutcome, EndpointStatus | None]:
+        """Order numbers of workers of an endpoint. Returns what became of it, and, if it is carried out, the endpoint's
+        status after it."""
+        fields = {"workers": order.workers, "prefill_workers": order.prefill_workers}
+        try:
+            return OrderOutcome(True), view_of(await self._ask(SCALE_ENDPOINT, fields, order.name)).status
+        except DynamoError as error:
+            return OrderOutcome(False, error.cause), None
+
     async def _view(self, order: Mapping[str, Any]) -> OrderView:
         """How far the order is. Given again, it is not carried out again; so it is until an answer comes."""
         failure = LogOnce(_log)
@@ -91,5 +102,5 @@ class ServerOrders:
                 failure.warn(f"an action is under way, and {error.cause}")
             await asyncio.sleep(_TRY_EVERY_S)
 
-    async def _ask(self, operation: Operation, fields: Mapping[str, Any]) -> Any:
-        return await asyncio.to_thread(self.server.do, operation, fields, timeout_s=_WITHIN_S)
+    async def _ask(self, operation: Operation, fields: Mapping[str, Any], name: str = "") -> Any:
+        return await asyncio.to_thread(self.server.do, operation, fields, timeout_s=_WITHIN_S, name=name)

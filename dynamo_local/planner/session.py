@@ -15,14 +15,13 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.control.client import ControlClient
 from dynamo_local.control.errors import only_starting
 from dynamo_local.core.errors import DecodeError, StateError, SupervisorError
+from dynamo_local.core.messages.events import Event
 from dynamo_local.core.planning.endpoints.recording import EndpointRecorder
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.planner.endpoints.changes import ChangesOfServer
 from dynamo_local.planner.endpoints.frontends import FrontendsWatch
 from dynamo_local.planner.endpoints.loop import EndpointsLoop
 from dynamo_local.planner.endpoints.metrics import EndpointMetrics, Sources
-from dynamo_local.planner.endpoints.orders import ScaleOrders
 from dynamo_local.planner.loop import PlannerLoop
 from dynamo_local.planner.metrics import FleetMetrics
 from dynamo_local.planner.publisher import PlannerPublisher
@@ -76,22 +75,32 @@ class PlannerSession:
             self.options.check_fits(0 if found is None else found.devices)
         frontends = FrontendsWatch(bus, subjects)
         await frontends.start()
-        client = ControlClient(self.paths)
-        server = ServerOrders(client, self.options.change_timeout)
+        server = ServerOrders(ControlClient(self.paths), self.options.change_timeout)
         recorders = (reports, *self.recorders())
         planner = PlannerLoop(self.options, metrics.pull, server.take_action, recorders, reports.acting)
         sources = Sources(bus, subjects, watch, frontends, state, self.paths, lambda: planner.devices)
-        orders, changes = ScaleOrders(client), ChangesOfServer(bus, subjects, recorders)
-        endpoints = EndpointsLoop(self.options, EndpointMetrics(sources).pull, orders, recorders)
+        endpoints = EndpointsLoop(self.options, EndpointMetrics(sources).pull, server.scale, recorders)
         try:
             if not self.options.no_operation:
                 await server.begin_planning(waits=bool(self.watcher))
-            await self._plan(planner if templates else None, endpoints, changes)
+            await self._follow_server(bus, subjects, recorders)
+            await self._plan(planner if templates else None, endpoints)
         finally:
             for recorder in recorders:
                 recorder.close()
 
-    async def _plan(self, planner: PlannerLoop | None, endpoints: EndpointsLoop, changes: ChangesOfServer) -> None:
+    async def _follow_server(self, bus: Bus, subjects: Subjects, recorders: Sequence[EndpointRecorder]) -> None:
+        """Have recorders note what the server does to endpoints by itself: parks, wakes, swaps of devices."""
+
+        async def on_change(event: Event) -> None:
+            for recorder in recorders:
+                recorder.endpoint_changed(event)
+
+        # An observing planner would repeat it in the file of the one that acts.
+        if not self.options.no_operation or self.options.log_dir is not None:
+            await bus.listen(subjects.endpoint_changes, Event, on_change)
+
+    async def _plan(self, planner: PlannerLoop | None, endpoints: EndpointsLoop) -> None:
         """Run both loops until one fails, or this is cancelled. `planner` is None if the graph has no workers of its
         own."""
         loops = TaskGuard()
@@ -99,17 +108,11 @@ class PlannerSession:
             if planner is not None:
                 _log.info("%s", self._introduced())
                 loops.spawn("planner of the graph's own workers", planner.run())
-            loops.spawn("planner of endpoints", self._plan_endpoints(endpoints, changes))
+            loops.spawn("planner of endpoints", endpoints.run())
             await loops.failed()
         finally:
             # The last decisions are recorded before the recorders are closed.
             await loops.close()
-
-    async def _plan_endpoints(self, endpoints: EndpointsLoop, changes: ChangesOfServer) -> None:
-        if not self.options.no_operation or self.options.log_dir is not None:
-            # An observing planner would repeat them in the file of the one that acts.
-            await changes.start()
-        await endpoints.run()
 
     def _introduced(self) -> str:
         options = self.options

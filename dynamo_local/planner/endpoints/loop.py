@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from fractions import Fraction
-from typing import Protocol
 
 from dynamo_local.core.messages.endpoints import EndpointStatus
 from dynamo_local.core.planning.endpoints.decide import Memories, decide
@@ -19,11 +18,8 @@ from dynamo_local.core.planning.options import PlannerOptions
 _log = logging.getLogger(__name__)
 
 
-class GivesOrders(Protocol):
-    """The port to the server (planner/endpoints/orders.py)."""
-
-    async def give(self, order: ScaleEndpoint) -> tuple[OrderOutcome, EndpointStatus | None]:
-        """Give an order. Returns what became of it, and the endpoint's status after it if it is carried out."""
+Scale = Callable[[ScaleEndpoint], Awaitable[tuple[OrderOutcome, EndpointStatus | None]]]
+"""Gives an order. Returns what became of it, and the endpoint's status after it if it is carried out."""
 
 
 class EndpointsLoop:
@@ -36,14 +32,14 @@ class EndpointsLoop:
         self,
         options: PlannerOptions,
         pull: Callable[[], Awaitable[EndpointsObservation]],
-        orders: GivesOrders,
+        scale: Scale,
         recorders: Sequence[EndpointRecorder] = (),
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
         self._pull = pull
-        self._orders = orders
+        self._scale = scale
         self._recorders = tuple(recorders)
         self._clock = clock
         self._memories: Memories = {}
@@ -82,7 +78,7 @@ class EndpointsLoop:
             recorder.endpoint_decided(decision, outcome)
 
     async def _give(self, order: ScaleEndpoint, board: int) -> OrderOutcome:
-        outcome, status = await self._orders.give(order)
+        outcome, status = await self._scale(order)
         memory = self._memories[order.name]
         if status is not None:
             memory = memory.answered(board, status.wanted, status.wanted_prefill)

@@ -23,9 +23,10 @@ class Reconciler:
 
     actuators: Actuators
     report: Report
-    _requested: set[str] = field(default_factory=set, init=False)
+    _due: set[str] = field(default_factory=set, init=False)
     """The endpoints, "" for the graph itself, that are to be reconciled whatever the statefile shows."""
-    _all_requested: bool = field(default=False, init=False)
+    _requested: bool = field(default=False, init=False)
+    """Whether all are to be."""
     _under_way: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)
     _failures: dict[str, ReportOnce] = field(default_factory=dict, init=False)
 
@@ -48,37 +49,35 @@ class Reconciler:
 
     def request(self) -> None:
         """Have the next round reconcile whatever the statefile shows. For a statefile that may be out of date."""
-        self._all_requested = True
+        self._requested = True
 
     async def reconcile(self, endpoint: str = "") -> None:
         """Finish the changes that nobody works on, of that endpoint's workers or the graph's own processes. Where a
         change is under way, nothing is done: whoever makes it has finished what was left, or the next round does."""
-        # Reset first: another request may come meanwhile, from another thread.
-        requested = endpoint in self._requested
-        self._requested.discard(endpoint)
         try:
             actuator = await self.actuators.of(endpoint, self.report)
             if self.actuators.is_changing(endpoint):
-                self._again(endpoint, requested)
                 return
+            # First: it may become due again meanwhile.
+            self._due.discard(endpoint)
             for note in await actuator.reconcile():
                 self.report.step(note)
         except DynamoError as error:
             # The bus may be restarting, for example. The next round tries again.
-            self._again(endpoint, requested)
+            self._due.add(endpoint)
             failure = self._failures.setdefault(endpoint, ReportOnce(self.report))
             failure.note(f"a change is left unfinished for now: {error}")
 
     async def _begin(self, state: State) -> None:
         """Begin to reconcile where it is due and not under way: an endpoint whose workers start for long holds up no
         other."""
-        if self._all_requested:
-            self._all_requested = False
-            self._requested |= await asyncio.to_thread(self._all, state)
+        if self._requested:
+            self._requested = False
+            self._due |= await asyncio.to_thread(self._all, state)
         phases = {endpoint_of(c.watcher.revision) for c in state.components.values() if c.phase is not None}
         for endpoint in [endpoint for endpoint, task in self._under_way.items() if task.done()]:
             self._under_way.pop(endpoint).result()
-        for endpoint in sorted((phases | self._requested) - self._under_way.keys()):
+        for endpoint in sorted((phases | self._due) - self._under_way.keys()):
             # Most changes that the statefile shows are under way.
             if not self.actuators.is_changing(endpoint):
                 name = f"reconciling {endpoint or 'the graph'}"
@@ -88,7 +87,3 @@ class Reconciler:
         # An endpoint may have lost its claims with the statefile that was damaged.
         revisions = {component.watcher.revision for component in state.components.values()}
         return {"", *map(endpoint_of, revisions | self.actuators.machinery.blueprint.revisions())}
-
-    def _again(self, endpoint: str, requested: bool) -> None:
-        if requested:
-            self._requested.add(endpoint)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,8 +13,6 @@ from dynamo_local.supervisor.circus.drain import Drain
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.supervisor.server.reports.report import Report
-from dynamo_local.supervisor.upkeep.devices import GONE_S, DeviceHolding
-from state.devices.holding import held_elsewhere
 
 
 class Watchers(Protocol):
@@ -73,17 +70,3 @@ class CircusWatchers:
 
     async def remove(self, name: str) -> None:
         await self.circus.remove(name)
-
-
-@dataclass(frozen=True)
-class HeldDevices:
-    """The devices of this machine, which this process itself holds."""
-
-    holding: DeviceHolding
-
-    async def elsewhere(self) -> Mapping[int, str]:
-        found = await asyncio.to_thread(held_elsewhere, self.holding.inventory, os.getpid())
-        return {device_id: str(holder) for device_id, holder in found.items()}
-
-    async def hold_claimed(self) -> Mapping[int, str]:
-        return await self.holding.hold_claimed(GONE_S)

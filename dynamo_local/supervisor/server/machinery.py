@@ -28,7 +28,7 @@ from dynamo_local.supervisor.circus.takeover import CircusTakeover
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
 from dynamo_local.supervisor.places.books import Books
 from dynamo_local.supervisor.places.local import LocalPlaces
-from dynamo_local.supervisor.places.machine import CircusWatchers, HeldDevices
+from dynamo_local.supervisor.places.machine import CircusWatchers
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
@@ -174,8 +174,7 @@ class Machinery:
     def place(self, inventory: Inventory, circus: CircusClient, report: Report) -> LocalPlaces:
         """This machine as a place, once devices are held. `circus`: asks circusd. `report`: of what is done there."""
         watchers = CircusWatchers(circus, self.specs, self.registry.pid_of, report)
-        devices = HeldDevices(self._holding)
-        return LocalPlaces(Books(self.store), inventory, devices, watchers, self._paths.log_file)
+        return LocalPlaces(Books(self.store), inventory, self._holding, watchers, self._paths.log_file)
 
     async def add(self, plan: WatcherPlan) -> None:
         """Register and start a watcher."""

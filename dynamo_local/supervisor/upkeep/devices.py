@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _EVERY_S = 1.0
 _RETRY_S = 0.1
-GONE_S = 3.0
+_GONE_S = 3.0
 """The time that children of an ended worker have to be gone before the one who ended it is answered."""
 
 _LEFT_OVER_S = 10.0
@@ -144,15 +144,20 @@ class DeviceHolding:
     on_claims: Callable[[State], None] = lambda _: None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
+    async def elsewhere(self) -> dict[int, str]:
+        """Return the devices that others hold, each with its holder in words."""
+        found = await asyncio.to_thread(held_elsewhere, self.inventory, os.getpid(), (), self.holds.names)
+        return {device_id: str(holder) for device_id, holder in found.items()}
+
     async def run(self) -> None:
         """Hold what is claimed, every second, until cancelled."""
         while True:
             await asyncio.sleep(until_beat(time.monotonic(), _EVERY_S))
             # A statefile that cannot be read is repaired and reported elsewhere (files.py).
             with suppress(NotRunningError, StateError):
-                await self.hold_claimed()
+                await self.hold_claimed(0.0)
 
-    async def hold_claimed(self, wait_s: float = 0.0) -> dict[int, str]:
+    async def hold_claimed(self, wait_s: float = _GONE_S) -> dict[int, str]:
         """Take the devices that are claimed, and let go of those that are not.
 
         `wait_s`: how long to wait for processes that are still on the latter. Returns the devices that could not be

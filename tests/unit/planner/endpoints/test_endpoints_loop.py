@@ -39,7 +39,7 @@ class FakeServer:
     refuses: str = ""
     given: list[ScaleEndpoint] = field(default_factory=list)
 
-    async def give(self, order: ScaleEndpoint) -> tuple[OrderOutcome, EndpointStatus | None]:
+    async def scale(self, order: ScaleEndpoint) -> tuple[OrderOutcome, EndpointStatus | None]:
         self.given.append(order)
         if self.refuses:
             return OrderOutcome(False, self.refuses), None
@@ -83,7 +83,7 @@ class Turns:
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        self.loop = EndpointsLoop(self.options, self._pull, self.server, [self.told], clock=lambda: self.now)
+        self.loop = EndpointsLoop(self.options, self._pull, self.server.scale, [self.told], clock=lambda: self.now)
 
     async def _pull(self) -> EndpointsObservation:
         self.now += 1.0
@@ -137,25 +137,25 @@ async def test_orders_of_several_endpoints_do_not_wait_for_each_other() -> None:
     orders: list[str] = []
 
     class Slow(FakeServer):
-        async def give(self, order: ScaleEndpoint) -> tuple[OrderOutcome, EndpointStatus | None]:
+        async def scale(self, order: ScaleEndpoint) -> tuple[OrderOutcome, EndpointStatus | None]:
             import asyncio
 
             orders.append(order.name)
             while len(orders) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-            return await super().give(order)
+            return await super().scale(order)
 
     async def both() -> EndpointsObservation:
         return pull(seen(spec(), in_flight=30), seen(spec("code"), in_flight=30))
 
-    await EndpointsLoop(OPTIONS, both, Slow()).turn()
+    await EndpointsLoop(OPTIONS, both, Slow().scale).turn()
     assert sorted(orders) == ["chat", "code"]
 
 
 async def test_each_decision_is_a_line_of_json_with_its_figures(tmp_path: Path) -> None:
     log = DecisionLog(tmp_path / "decisions.jsonl", {"namespace": "ns", "model": "m", "acts": True})
     turns = Turns()
-    turns.loop = EndpointsLoop(OPTIONS, turns._pull, turns.server, [log])
+    turns.loop = EndpointsLoop(OPTIONS, turns._pull, turns.server.scale, [log])
     await turns.turn()
     line = json.loads(log.path.read_text())
     assert line["time"] > 0
@@ -194,7 +194,7 @@ def series_of(folder: Path) -> dict[str, float]:
 async def test_each_endpoint_has_curves(tmp_path: Path) -> None:
     recorder = TensorBoardRecorder(tmp_path, clock=lambda: 0.0)
     turns = Turns()
-    turns.loop = EndpointsLoop(OPTIONS, turns._pull, turns.server, [recorder])
+    turns.loop = EndpointsLoop(OPTIONS, turns._pull, turns.server.scale, [recorder])
     await turns.turn(2)
     recorder.close()
     assert series_of(recorder.folder) == {
@@ -217,7 +217,7 @@ def test_what_the_server_does_by_itself_is_text_in_tensorboard(tmp_path: Path) -
 async def test_what_is_unknown_has_no_point(tmp_path: Path) -> None:
     recorder = TensorBoardRecorder(tmp_path, clock=lambda: 0.0)
     turns = Turns(in_flight=None)
-    turns.loop = EndpointsLoop(OPTIONS, turns._pull, turns.server, [recorder])
+    turns.loop = EndpointsLoop(OPTIONS, turns._pull, turns.server.scale, [recorder])
     await turns.turn()
     recorder.close()
     assert "endpoint_chat/in_flight" not in series_of(recorder.folder)
@@ -238,7 +238,7 @@ async def test_reports_and_events_tell_of_orders(refuses: str, told: tuple[str, 
     bus, subjects = SentBus(), Subjects("ns")
     publisher = PlannerPublisher(bus, subjects, OPTIONS)  # type: ignore[arg-type]
     turns = Turns(FakeServer(refuses))
-    turns.loop = EndpointsLoop(OPTIONS, turns._pull, turns.server, [publisher])
+    turns.loop = EndpointsLoop(OPTIONS, turns._pull, turns.server.scale, [publisher])
     await turns.turn(2)
     report = codec.decode(codec.encode(publisher.report()), PlannerReport)
     share = None if refuses else 7
@@ -256,7 +256,7 @@ async def test_what_an_observer_would_order_is_an_event_until_it_changes() -> No
     bus, subjects = SentBus(), Subjects("ns")
     publisher = PlannerPublisher(bus, subjects, OPTIONS)  # type: ignore[arg-type]
     turns = Turns(options=PlannerOptions(no_operation=True))
-    turns.loop = EndpointsLoop(turns.options, turns._pull, turns.server, [publisher])
+    turns.loop = EndpointsLoop(turns.options, turns._pull, turns.server.scale, [publisher])
     await turns.turn(3)
     await publisher.publish_events()
     assert [message.kind for _, message in bus.sent if isinstance(message, Event)] == ["planner"]

@@ -116,6 +116,27 @@ async def test_what_only_a_node_server_has_reserved_is_released(site: ClusterInM
     assert site.reserved_on(node) == {str(worker(0))}
 
 
+async def test_a_node_server_ends_with_its_last_reservation_though_the_change_is_cancelled(
+    site: ClusterInMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = (await site.places.reserve(worker(), ONE)).node
+    release, released, go_on = site.cluster.release, asyncio.Event(), asyncio.Event()
+
+    async def slow(name: str) -> None:
+        await release(name)
+        released.set()
+        await go_on.wait()
+
+    monkeypatch.setattr(site.cluster, "release", slow)
+    releasing = asyncio.create_task(site.places.release(str(worker())))
+    await released.wait()
+    releasing.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await releasing
+    assert (site.ended, site.cluster.reserved) == ([node], {})
+
+
 async def test_a_restart_is_undone_where_the_node_dies(site: ClusterInMemory) -> None:
     (watcher, node), _ = await site.worker(0), await site.worker(1)
     await site.books.update(lambda state: restart(state, str(watcher)))

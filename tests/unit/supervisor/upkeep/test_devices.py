@@ -138,20 +138,20 @@ async def test_the_statefile_says_what_is_held(tmp_path: Path, inventory: Invent
     others = somebody_else(inventory, 2)
     with DeviceHolds("ns") as holds:
         holding = DeviceHolding(store, inventory, lambda: launch.templates, holds)
-        assert await holding.hold_claimed() == {}
+        assert await holding.hold_claimed(0.0) == {}
         assert not _free(inventory, 0)
         store.update(lambda state: claim(state, "ns_Worker_1", role="decode", cmd="w", devices=[1, 2]))
-        (refused,) = (await holding.hold_claimed()).items()
+        (refused,) = (await holding.hold_claimed(0.0)).items()
         assert refused[0] == 2
         assert f"pid {os.getpid()}" in refused[1]
         assert not _free(inventory, 1)
         store.update(lambda state: release(release(state, "ns_Worker_1"), "ns_Worker"))
         # Something of a worker is still there.
         marks = mark({DEVICES_VARIABLE: inventory.machine_names([0])[0]})
-        assert await holding.hold_claimed() == {}
+        assert await holding.hold_claimed(0.0) == {}
         assert (_free(inventory, 0), _free(inventory, 1)) == (False, True)
         _close(marks)
-        assert await holding.hold_claimed() == {}
+        assert await holding.hold_claimed(0.0) == {}
         assert _free(inventory, 0)
     _close(others)
 
