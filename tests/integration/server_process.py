@@ -163,10 +163,16 @@ class ServerProcess:
         )
 
     def pid(self, service: str) -> int:
-        """Pid in the statefile of the first process of a service."""
-        pid = self.state().components[f"{self.paths.namespace}_{service}"].pid
-        assert pid is not None
-        return pid
+        """Pid in the statefile of the first process of a service, which is there soon after it was heard."""
+        found: list[int] = []
+
+        def look() -> bool:
+            pid = self.state().components[f"{self.paths.namespace}_{service}"].pid
+            found[:] = [] if pid is None else [pid]
+            return pid is not None
+
+        eventually(look, f"{service} has no process")
+        return found[0]
 
     def processes(self) -> tuple[Process, ...]:
         """Every process that carries the marks of this server, children of services included."""

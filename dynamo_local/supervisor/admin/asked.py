@@ -23,11 +23,13 @@ from dynamo_local.core.messages.presence import Presence, as_sent
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.circus.client import CircusClient
+from dynamo_local.supervisor.circus.process_registry import lives_here
 from dynamo_local.supervisor.places.port import Places
 from state.endpoints.board import read_board
 from state.paths import StatePaths
 from state.statefile.model import State
 from state.statefile.store import StateStore
+from state.statefile.transitions import heard
 
 _CIRCUS_WITHIN_S = 5.0
 _BUS_WITHIN_S = 1.5
@@ -95,9 +97,10 @@ class AskedServer:
         )
 
     async def state(self) -> State:
-        """Read the statefile. Raises SupervisorError, StateError."""
+        """Read the statefile, with the processes that are heard now. Raises SupervisorError, StateError."""
+        members = [] if self._watch is None else self._watch.view.members()
         try:
-            return await asyncio.to_thread(self.store.read)
+            return heard(await asyncio.to_thread(self.store.read), members, lives_here)
         except NotRunningError as error:
             raise why_absent(self.paths) from error
 

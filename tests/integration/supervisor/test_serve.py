@@ -126,6 +126,7 @@ def test_a_service_that_dies_is_started_again(root: Path) -> None:
         os.kill(server.pid("Back"), signal.SIGKILL)
         server.line("Back  ", "restart in 0.5 s")
         server.line("Back  ready")
+        server.pid("Back")
         after = server.state().components["tiny_Back"]
         assert (after.devices, after.cmd) == (before.devices, before.cmd)
         assert after.lease not in (None, before.lease)
