@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from msgspec.structs import replace
 
 from components.router.assignments import Assignments
 from components.router.model_routing import ModelRouting
-from components.router.settings import RouterSettings
 from components.workers import VllmWorker
 from dynamo_local.bus.subscriptions import Answer, Message
 from dynamo_local.core import codec
@@ -19,7 +19,7 @@ from dynamo_local.core.fleet.view import ROUTER_ROLE
 from dynamo_local.core.messages.routes import RoutesAnswer, RoutesQuestion
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charged, Charges, Prefilled, Released
 from dynamo_local.core.routing.explanation import route_row
-from dynamo_local.core.routing.policies import POLICIES
+from dynamo_local.core.routing.policies import DEFAULT, POLICIES
 from dynamo_local.core.subjects import Subjects, revision_in
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_start, depends, service
@@ -29,6 +29,20 @@ _log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 10.0
 _FORGET_AFTER_S = 60.0
 """Time for which a revision without any process is remembered."""
+
+
+@dataclass(frozen=True)
+class RouterSettings:
+    """Keys of the router."""
+
+    policy: Literal["kv", "freeness", "least-loaded", "round-robin", "random"] = field(
+        default=DEFAULT,
+        metadata={
+            "help": "How a worker is chosen for a request. kv: where most of its prefix is cached, unless another has "
+            "so much less to do that it answers earlier. freeness: the most free KV cache. least-loaded: the fewest "
+            "tokens of unfinished requests. round-robin, random: whatever the load."
+        },
+    )
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,11 @@ from components.workers.requests.queue_head import QueueHead
 from components.workers.requests.sender import TokenSender, error_delta
 from components.workers.requests.step_meter import StepMeter
 from components.workers.requests.unacknowledged import RESEND_AFTER_S, Unacknowledged
-from components.workers.stalls import StallWatch
 from components.workers.warming.hot_prefixes import DEFAULT_SHARE, HotPrefixWarmUp
 from components.workers.warming.requests import WarmRequests
-from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.bus.presence import Announcer, FleetWatch
 from dynamo_local.core.beats import until_beat
+from dynamo_local.core.errors import EngineError
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.endpoints import adapter_name
 from dynamo_local.core.messages.kv import Unpin
@@ -42,6 +42,7 @@ from dynamo_local.core.messages.presence import LeaseLost, Load
 from dynamo_local.core.messages.tokens import Fault, TokenDelta
 from dynamo_local.core.messages.work import Ack, AskExclusive, Cancel, EndExclusive, RequestEpoch, Resend, Submit, Work
 from dynamo_local.core.ports import Engine, Step
+from dynamo_local.core.process.stalls import StallClock, Verdict
 from dynamo_local.core.request.outbox import Outbox
 from dynamo_local.process.context import ServiceContext
 
@@ -416,3 +417,40 @@ class EngineService:
                 while not condition():
                     self._changed.clear()
                     await self._changed.wait()
+
+
+# Watches for stalls of an engine: a hung engine ends its worker, an engine starved of CPU time is reported.
+
+STARVED = "its engine waits for CPU time that other processes have"
+_LOOKED_AT_AFTER_S = 2.0
+"""No engine is suspected that has made a step within this time."""
+_LONGEST_LOOK_S = 2.0
+"""Time counted between two looks at most. If more has passed, this process was starved, as the engine may have been."""
+
+
+class StallWatch:
+    """Watches one engine. It hangs if it has requests and a core, and makes no step for `limit_s`."""
+
+    def __init__(self, announcer: Announcer, engine: Engine, limit_s: float) -> None:
+        self._announcer = announcer
+        self._engine = engine
+        self._limit_s = limit_s
+        self._clock = StallClock(limit_s, _LONGEST_LOOK_S)
+        self._starved = False
+
+    async def look(self, now: float, stepped_at: float, *, running: bool) -> None:
+        """Judge the engine. To be called about once a second. Raises EngineError if the engine hangs."""
+        verdict = Verdict.WELL
+        if running and now - stepped_at > min(_LOOKED_AT_AFTER_S, self._limit_s):
+            verdict = self._clock.look(now, stepped_at, await self._engine.waited_s())
+        if verdict is Verdict.HUNG:
+            raise EngineError(f"the engine has made no step for {self._limit_s:g} s, with requests to work on")
+        self._tell(verdict is Verdict.STARVED)
+
+    def _tell(self, starved: bool) -> None:
+        if starved == self._starved:
+            return
+        self._starved = starved
+        if starved:
+            _log.warning("%s; it is not taken for hung", STARVED)
+        self._announcer.update(detail=STARVED if starved else "")

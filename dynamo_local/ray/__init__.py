@@ -5,7 +5,6 @@
     groups.py       reservations are placement groups
     placing.py      which node a reservation is made on. Pure
     agents.py       node servers are children of detached actors
-    notebook.py     notes are entries in the table of its head
 
 Ray is asked about membership, reservations, births and deaths. No request or token goes through it.
 """

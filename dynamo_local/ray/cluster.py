@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import ray
+from ray.experimental import internal_kv
 
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.ray import agents
-from dynamo_local.ray.connection import join
+from dynamo_local.ray.connection import join, ray_errors
 from dynamo_local.ray.groups import Groups
-from dynamo_local.ray.notebook import Notebook
 from dynamo_local.supervisor.places.cluster import ClusterNode, Slot
 from dynamo_local.supervisor.places.port import Need
 
@@ -107,3 +107,33 @@ class RayCluster:
                         self._late[name] = done
         except TimeoutError as error:
             raise SupervisorError(f"Ray has not answered within {within_s:g} s: {what}", "see `ray status`") from error
+
+
+# Notes in the key-value table of Ray's head: an entry is made only if there is none of its name.
+
+_TABLE = "dynamo"
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """The notes of a namespace (cluster.Cluster)."""
+
+    namespace: str
+
+    def notes(self) -> dict[str, bytes]:
+        with ray_errors("tell its notes"):
+            keys = [key.decode() for key in internal_kv._internal_kv_list(self._key(""), namespace=_TABLE)]
+            found = {key: internal_kv._internal_kv_get(key, namespace=_TABLE) for key in keys}
+        return {key.removeprefix(self._key("")): data for key, data in found.items() if data is not None}
+
+    def add(self, name: str, data: bytes) -> bool:
+        with ray_errors(f"note {name}"):
+            # True where there is one already.
+            return not internal_kv._internal_kv_put(self._key(name), data, overwrite=False, namespace=_TABLE)
+
+    def remove(self, name: str) -> None:
+        with ray_errors(f"remove {name}"):
+            internal_kv._internal_kv_del(self._key(name), namespace=_TABLE)
+
+    def _key(self, name: str) -> str:
+        return f"{self.namespace}/{name}"

@@ -6,7 +6,7 @@ import asyncio
 import time
 from pathlib import Path
 
-from dynamo_local.engine.mocker.orders import Order, order_file
+from dynamo_local.engine.mocker.engine import Order, order_file
 from state.machine.processes import Process, alive
 from tests.chaos.faults import STALL_TIMEOUT_S, Kind
 from tests.chaos.processes import children, command_of

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import msgspec
 
 from components.frontend.placing.assigner import Assigner
-from components.frontend.placing.blocks import NO_BLOCKS, blocks_of
-from components.frontend.placing.waiting_line import WaitingLine
 from components.frontend.requests.live_requests import LiveRequest, LiveRequests
 from components.frontend.worker_link import WorkerLink
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.breaker import Breakers
+from dynamo_local.core.messages.presence import EngineInfo
 from dynamo_local.core.messages.routing import Assignment, AssignRequest
 from dynamo_local.core.messages.work import RequestEpoch, Submit
+from dynamo_local.core.ports import Request
+from dynamo_local.core.priority.fair_queue import Claim, in_turn
 from dynamo_local.core.request.recovery import RecoveryDeadlines, backoff_s
+from dynamo_local.core.routing.caches.block_keys import pack_hashes
+from dynamo_local.engine.mocker.kv.blocks import chain_hashes, root_hash
 
 
 class Placer:
@@ -152,3 +155,74 @@ class Placer:
     def _name(self, lease: str) -> str:
         presence = self._fleet.view.get(lease)
         return lease if presence is None else presence.watcher
+
+
+# Requests that wait for a worker, woken in the order in which an engine would serve them.
+
+
+class WaitingLine:
+    """Requests of one frontend that ask again when the fleet has changed."""
+
+    def __init__(self) -> None:
+        self._requests: dict[asyncio.Future[None], Request] = {}
+
+    @contextmanager
+    def joined(self, request: Request) -> Iterator[asyncio.Future[None]]:
+        """Let a request stand in the line. Gives a future that is done with the next call of `wake`."""
+        woken = asyncio.get_running_loop().create_future()
+        self._requests[woken] = request
+        try:
+            yield woken
+        finally:
+            del self._requests[woken]
+
+    def wake(self) -> None:
+        """Wake all that stand in the line. Those that are waiting go on in order."""
+        waiting = [woken for woken in self._requests if not woken.done()]
+        if len(waiting) > 1:
+            waiting = in_turn(waiting, self._claim, lambda woken: len(self._requests[woken].prompt_token_ids))
+        for woken in waiting:
+            woken.set_result(None)
+
+    def _claim(self, woken: asyncio.Future[None], number: int) -> Claim:
+        request = self._requests[woken]
+        return Claim(request.priority, request.arrival_time, number, request.key)
+
+
+# Which blocks a request's context has, as a router asks it.
+
+_IN_A_THREAD = 4_096
+"""Contexts of more tokens are hashed in a thread: 2 ms of the event loop at most."""
+
+_MOCKER = "mocker"
+"""Its name in presences. All other engines are vLLM's."""
+
+NO_BLOCKS = (b"", 0)
+
+
+async def blocks_of(request: Request, token_ids: Sequence[int], fleet: FleetWatch) -> tuple[bytes, int]:
+    """Return the keys of the full blocks of a context, packed, and the tokens of a block; NO_BLOCKS if the workers do
+    not all name blocks alike, or have started none."""
+    engine = _engine_of_all(fleet)
+    if engine is None or request.hashes is None or len(token_ids) <= engine.block_size:
+        return NO_BLOCKS
+    if len(token_ids) > _IN_A_THREAD:
+        hashes = await asyncio.to_thread(_hashes, request, token_ids, engine)
+    else:
+        hashes = _hashes(request, token_ids, engine)
+    return pack_hashes(hashes), engine.block_size
+
+
+def _engine_of_all(fleet: FleetWatch) -> EngineInfo | None:
+    """What the routable workers have in common, if they name blocks alike."""
+    engines = [worker.engine for worker in fleet.view.routable()]
+    kinds = {None if engine is None else (engine.engine, engine.block_size) for engine in engines}
+    return engines[0] if len(kinds) == 1 else None
+
+
+def _hashes(request: Request, token_ids: Sequence[int], engine: EngineInfo) -> list[bytes]:
+    if engine.engine == _MOCKER:
+        root = root_hash(request.cache_salt, request.adapter)
+        return chain_hashes(token_ids, root, engine.block_size, len(token_ids) // engine.block_size)
+    assert request.hashes is not None
+    return request.hashes(token_ids, engine.block_size)

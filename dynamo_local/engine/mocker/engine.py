@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import struct
 import time
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from dynamo_local.core.errors import BadRequestError, EngineError, RequestError
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
 from dynamo_local.core.messages.presence import EngineInfo
-from dynamo_local.core.messages.tokens import PREEMPTED, QUEUED, SCHEDULED, TokenDelta
+from dynamo_local.core.messages.tokens import PREEMPTED, QUEUED, SCHEDULED, Array, Logprobs, TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Prefix, Progress, PulledPrefix, Step
 from dynamo_local.engine.kv.leases import Key
@@ -23,10 +25,7 @@ from dynamo_local.engine.mocker.kv.blocks import chain_hashes, root_hash
 from dynamo_local.engine.mocker.kv.pulling import fingerprint, plan_pull
 from dynamo_local.engine.mocker.kv.reading import Reads
 from dynamo_local.engine.mocker.kv.source import Source
-from dynamo_local.engine.mocker.logprobs import logprobs_of
-from dynamo_local.engine.mocker.orders import Order, Orders
 from dynamo_local.engine.mocker.outcome import StepOutcome
-from dynamo_local.engine.mocker.process import EngineProcess, process_died
 from dynamo_local.engine.mocker.sampling import read_sampling
 from dynamo_local.engine.mocker.settings import MockerSettings
 
@@ -365,3 +364,98 @@ class MockerEngine:
         if drawn.finish is not None:
             del self._live[live.current], self._by_sequence[drawn]
         return delta
+
+
+# Pretended log-probabilities in the shape of vLLM's.
+
+
+def logprobs_of(token_id: int, candidates: int, vocab_size: int) -> Logprobs:
+    """Make those of one position: the chosen token, then the `candidates` most likely ones (-1: the whole vocabulary).
+
+    As in vLLM under greedy sampling, the chosen token is also the first of the most likely ones. The i-th
+    of them has probability 2**-i, and their ids count up from the chosen one, so that no id comes twice
+    among them.
+    """
+    count = vocab_size if candidates < 0 else candidates
+    ids = [token_id, *((token_id + i) % vocab_size for i in range(count))]
+    values = [-math.log(2), *(-(i + 1) * math.log(2) for i in range(count))]
+    return Logprobs(
+        Array("int64", (1, count + 1), struct.pack(f"<{count + 1}q", *ids)),
+        Array("float32", (1, count + 1), struct.pack(f"<{count + 1}f", *values)),
+        Array("int64", (1,), struct.pack("<q", 1)),
+    )
+
+
+# Failures that a test orders of one engine while it runs. Not here: what the engine does then.
+
+Order = Literal["raise", "hang"]
+"""The next step raises EngineError, as every call after it; or it never ends."""
+
+
+class Orders:
+    """Reads the orders for this process: a file in the folder that is named by its pid and contains the order."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = order_file(folder, os.getpid())
+
+    def take(self) -> Order | None:
+        """Take the order, if there is one. Its file is removed, by which the test sees that it was taken."""
+        try:
+            text = self._file.read_text()
+        except FileNotFoundError:
+            return None
+        self._file.unlink()
+        return next((order for order in get_args(Order) if order == text), None)
+
+
+def order_file(folder: Path, pid: int) -> Path:
+    """Path of the order for a process' engine. Write another file and rename it to this one, so that it is whole."""
+    return folder / str(pid)
+
+
+# A process that a mocker depends on, as vLLM does on its engine core. Tests kill or stop it.
+
+_ECHO = "cat"
+"""Ends when its input does, and so with the process that has started it."""
+
+
+class EngineProcess:
+    """Process that does nothing but answer. `on_end` is called when it has died."""
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
+        self._process: Process | None = None
+        self._waiting: asyncio.Task[int] | None = None
+
+    @property
+    def dead(self) -> bool:
+        return self._waiting is not None and self._waiting.done()
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(_ECHO, stdin=PIPE, stdout=PIPE)
+        self._waiting = asyncio.create_task(self._process.wait(), name="mocker's process")
+        self._waiting.add_done_callback(lambda _: self._on_end())
+
+    async def answer(self) -> None:
+        """Wait until the process has answered: for ever, if it is stopped. Raises EngineError if it is dead."""
+        assert self._process is not None, "it was started"
+        there, back = self._process.stdin, self._process.stdout
+        assert there is not None, "it was started with pipes"
+        assert back is not None, "it was started with pipes"
+        try:
+            there.write(b".")
+            await there.drain()
+            await back.readexactly(1)
+        except (ConnectionError, asyncio.IncompleteReadError) as error:
+            raise process_died() from error
+
+    async def end(self) -> None:
+        """Kill it, and wait for its end."""
+        if self._process is not None and not self.dead:
+            self._process.kill()
+        if self._waiting is not None:
+            await self._waiting
+
+
+def process_died() -> EngineError:
+    return EngineError("the mocker's process died")

@@ -26,7 +26,6 @@ from dynamo_local.core.ports import Prefix, Progress, PulledPrefix, Step
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding, soft_binding
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.frontend.grammar_threads import TIMEOUT_ENV
-from dynamo_local.engine.vllm.information import info_of
 from dynamo_local.engine.vllm.kv.cache_changes import ask_for_changes, changes_of
 from dynamo_local.engine.vllm.kv.pull.host import PullHost, open_pull
 from dynamo_local.engine.vllm.kv.pull.messages import Warm
@@ -34,12 +33,13 @@ from dynamo_local.engine.vllm.launch import NO_TRANSFER, Launched, launch
 from dynamo_local.engine.vllm.parking import tell, trim_heap
 from dynamo_local.engine.vllm.processes import EngineProcesses, watch_processes
 from dynamo_local.engine.vllm.requests.adapters import ListAdapters
-from dynamo_local.engine.vllm.shared_memory import note_segments
 from dynamo_local.engine.vllm.tuning import TuningSettings
 from dynamo_local.engine.vllm.weights.prepared import order_prepared
 from dynamo_local.process.forkserver.prepared.orders import PreparedOrder
 from dynamo_local.sdk.config.schema import build_settings
 from dynamo_local.tasks import TaskGuard
+from state.machine.processes import descendants
+from state.remains import SEGMENTS_ENV, record_segments
 
 _log = logging.getLogger(__name__)
 
@@ -357,3 +357,44 @@ class VllmEngine:
         self._held = {other: end for other, end in self._held.items() if end > now}
         self._held[name] = now + hold_s
         pull.watch(now + hold_s)
+
+
+# Records the shared memory of an engine's processes, so that it can be removed after they have been killed.
+
+
+def note_segments(private_dir: Path, environ: Mapping[str, str]) -> None:
+    """Record the segments of an engine that has started. Native libraries name theirs themselves, so their names are
+    known only now (Python's: patches/processes/shared_memory_names.py)."""
+    if SEGMENTS_ENV in environ:
+        record_segments(private_dir, descendants(os.getpid()))
+
+
+# What an engine that has started tells of itself.
+
+
+def info_of(
+    vllm_config: Any,
+    pull: PullHost | None,
+    no_transfer: str | None,
+    tasks: tuple[str, ...],
+    *,
+    kv_events: bool,
+    kv_network: str = "",
+) -> EngineInfo:
+    """Describe the engine that has started: vLLM's client has written its own figures into the configuration."""
+    from dynamo_local.engine.vllm.requests.seeded_sampling import forgotten
+
+    return EngineInfo(
+        engine="vllm",
+        model=vllm_config.model_config.served_model_name,
+        max_model_len=vllm_config.model_config.max_model_len,
+        block_size=vllm_config.cache_config.block_size,
+        kv_blocks=vllm_config.cache_config.num_gpu_blocks,
+        max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
+        no_transfer=no_transfer,
+        forgotten=forgotten(vllm_config),
+        block_bytes=None if pull is None else pull.block_bytes,
+        tasks=tasks,
+        kv_events=kv_events,
+        kv_network=kv_network if no_transfer is None else "",
+    )

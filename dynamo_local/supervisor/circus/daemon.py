@@ -15,7 +15,7 @@ from dynamo_local.supervisor.circus.ahead import CircusAhead
 from dynamo_local.supervisor.server.private_files import open_log, write_private
 
 CHECK_DELAY_S = 5.0
-"""Interval at which circusd looks for processes that ended. It also looks whenever one ends (child_ends.py)."""
+"""Interval at which circusd looks for processes that ended. It also looks whenever one ends (circusd.py)."""
 
 
 @dataclass(frozen=True)

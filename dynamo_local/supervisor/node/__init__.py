@@ -4,7 +4,6 @@
     run.py        reads its order from standard input
     order.py      what it is told when it is started
     server.py     its life: the same machinery as a server's, without bus, API and planner
-    folders.py    what node servers of former nodes have left on this machine
     places.py     its node as a place: plans of its own, and a statefile that it alone writes
     agent.py      the actor that a cluster with actors has it run by
     silence.py    when it ends by itself

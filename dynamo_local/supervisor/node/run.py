@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from dynamo_local.core.errors import DynamoError, one_line
+from dynamo_local.core.errors import DynamoError, StateError, one_line
 from dynamo_local.supervisor.circus.ahead import CircusAhead
 from dynamo_local.supervisor.node.agent import without_cluster
-from dynamo_local.supervisor.node.folders import remove_left
 from dynamo_local.supervisor.node.order import MOST_BYTES, NodeOrder
 from dynamo_local.supervisor.node.plans import forkserver_of
 from dynamo_local.supervisor.node.server import NodeServer
@@ -22,7 +23,8 @@ from dynamo_local.supervisor.server.launch.plan import HttpAddress, revision_tem
 from dynamo_local.supervisor.server.settings import StopRequest, handled_signals
 from dynamo_local.supervisor.upkeep.devices import DeviceHolds
 from state.devices.inventory import probe
-from state.locks import ServerLock
+from state.files import make_private_directory, remove_tree, replace_file
+from state.locks import ServerLock, is_locked
 from state.paths import STATE_DIR_VARIABLE, StatePaths, state_root
 from state.statefile.reconcile import clear_leftovers
 
@@ -96,3 +98,27 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--state-dir", type=Path, help="folder of its state; by default one of the node's name")
     parser.add_argument("--watch-pid", type=int, help="process with which it ends")
     return parser.parse_args(argv)
+
+
+# State folders of nodes, side by side: the id of a node that has ended is not used again.
+
+_HOST = "host"
+"""File in a folder: the machine that uses it. Several may have their folders on one file system, whose locks may tell
+nothing of those of others."""
+
+_KEPT_S = 3600.0
+"""For those who want to read the logs; and a node server that is just starting holds no lock yet."""
+
+
+def remove_left(root: Path) -> None:
+    """Make `root`, this node's folder, and remove those beside it that this machine has used and in which no node
+    server runs. Raises StateError if it cannot be made."""
+    host = socket.gethostname()
+    make_private_directory(root)
+    replace_file(root / _HOST, host.encode(), durable=False)
+    now = root.stat().st_mtime
+    for folder in root.parent.iterdir():
+        with suppress(OSError, StateError):
+            is_ours = (folder / _HOST).read_text() == host
+            if is_ours and now - folder.stat().st_mtime >= _KEPT_S and not any(map(is_locked, folder.glob("*.lock"))):
+                remove_tree(folder)

@@ -45,7 +45,7 @@ from dynamo_local.engine.vllm.patches.tuning.compilation import disable_compilat
 from dynamo_local.engine.vllm.patches.tuning.futex_wait import wait_without_spinning
 from dynamo_local.engine.vllm.patches.tuning.memory_binding import skip_memory_binding
 from dynamo_local.engine.vllm.requests import outputs, wire
-from dynamo_local.engine.vllm.requests.arrays import pack_logprobs
+from dynamo_local.engine.vllm.requests.outputs import pack_logprobs
 
 
 def core_request(params: SamplingParams | None, **changes: object) -> EngineCoreRequest:

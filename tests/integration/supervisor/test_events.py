@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from components.frontend.migration.events import WHY
+from components.frontend.migration.scheduler import WHY
 from dynamo_local.bus.events import publish_event
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.control.client import ControlClient

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from components.workers.stalls import StallWatch
+from components.workers.engine_service import StallWatch
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE, Happened

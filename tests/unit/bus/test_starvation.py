@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from dynamo_local.bus.starvation import Starvation
+from dynamo_local.bus.presence import Starvation
 from dynamo_local.core.messages.presence import Presence
 from tests.unit.state.builders import python, spinning
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.messages.tokens import Array
-from dynamo_local.engine.mocker.logprobs import logprobs_of
+from dynamo_local.engine.mocker.engine import logprobs_of
 
 
 def unpacked(array: Array) -> list[float]:

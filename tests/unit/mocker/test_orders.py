@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.errors import EngineError
-from dynamo_local.engine.mocker.orders import Order, order_file
+from dynamo_local.engine.mocker.engine import Order, order_file
 
 from .driving import SETTINGS, engine_in, work
 from .virtual_time import VirtualTime

@@ -9,8 +9,7 @@ import pytest
 
 from dynamo_local.core.errors import UsageError
 from dynamo_local.model import known
-from dynamo_local.model.defaults import class_defaults
-from dynamo_local.model.facts import read_facts
+from dynamo_local.model.facts import class_defaults, read_facts
 from dynamo_local.model.weights import TruncatedWeightsError, loaded_files
 from tests.unit.model.model_folders import CONFIG, WEIGHTS, model_files, safetensors, write_model
 

@@ -11,7 +11,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 from tensorboard.compat.proto import event_pb2, summary_pb2
 
-from dynamo_local.planner.event_folder import EventFolder, remove_oldest
+from dynamo_local.planner.tensorboard import EventFolder, remove_oldest
 
 RUN = "2027-01-15_08-00-00"
 MAX_BYTES = 16_000

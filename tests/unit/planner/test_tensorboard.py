@@ -13,8 +13,7 @@ from dynamo_local.core.fleet.readings import Reading
 from dynamo_local.core.planning.actions import ActionOutcome, AddWorker
 from dynamo_local.core.planning.decision import Decision, Verdict
 from dynamo_local.core.planning.observation import Observation, QueueReading, WorkerSeen
-from dynamo_local.planner.event_folder import EventFolder
-from dynamo_local.planner.tensorboard import ACTING_DECISIONS, ALL_DECISIONS, TensorBoardRecorder
+from dynamo_local.planner.tensorboard import ACTING_DECISIONS, ALL_DECISIONS, EventFolder, TensorBoardRecorder
 
 BUSY = WorkerSeen("ns_VllmWorker", "decode", "routable", 1, Reading(8, 4, 0.9, 0.1), 1000)
 CALM = WorkerSeen("ns_VllmWorker_1", "decode", "routable", 1, Reading(1, 0, 0.5, 0.1), 1000)

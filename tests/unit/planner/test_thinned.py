@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.planner.thinned import Thinned
+from dynamo_local.planner.tensorboard import Thinned
 
 Points = Sequence[tuple[float, Mapping[str, float]]]
 _pulls = st.lists(st.dictionaries(st.sampled_from("abc"), st.sampled_from([0.0, 1.0, 2.5])), max_size=40)

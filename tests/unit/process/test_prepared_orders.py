@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.names import Watcher
+from dynamo_local.process.forkserver.prepared.manager import FolderWatch
 from dynamo_local.process.forkserver.prepared.orders import (
     PreparedOrder,
     link_sockets,
@@ -15,7 +16,6 @@ from dynamo_local.process.forkserver.prepared.orders import (
     withdraw,
     write_order,
 )
-from dynamo_local.process.forkserver.prepared.watch import FolderWatch
 from state.paths import StatePaths
 
 GRAPHS = Watcher("ns", "VllmWorker")

@@ -13,9 +13,8 @@ import ray
 
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.ray import groups
-from dynamo_local.ray.cluster import RayCluster
+from dynamo_local.ray.cluster import Notebook, RayCluster
 from dynamo_local.ray.groups import Groups
-from dynamo_local.ray.notebook import Notebook
 from dynamo_local.ray.placing import GPU, Group
 
 

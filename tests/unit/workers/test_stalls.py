@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from components.workers.stalls import STARVED, StallWatch
+from components.workers.engine_service import STARVED, StallWatch
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.messages.presence import Presence

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import NamedTuple
 
 from msgspec import structs
-from vllm.config import VllmConfig
+from vllm.config import CacheConfig, VllmConfig
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.lora.request import LoRARequest
 from vllm.tasks import SupportedTask
@@ -20,9 +20,9 @@ from vllm.v1.metrics.loggers import StatLoggerFactory
 from dynamo_local.core.errors import BadRequestError
 from dynamo_local.core.http.bounds.request import RequestBounds
 from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.ports import Dispatcher
-from dynamo_local.engine.vllm.frontend.context_hashes import Hashing
+from dynamo_local.core.ports import ContextHashes, Dispatcher
 from dynamo_local.engine.vllm.frontend.vllm_log import drop_clients_errors
+from dynamo_local.engine.vllm.kv.block_hashes import BlockHasher
 from dynamo_local.engine.vllm.patches.frontend.core_client import core_client
 from dynamo_local.engine.vllm.patches.frontend.kept_prompts import keep_prompts
 from dynamo_local.engine.vllm.patches.frontend.output_processor import isolate_failures
@@ -156,3 +156,38 @@ def _exception_of(delta: TokenDelta) -> Exception:
     # Clients send again after 503. A request whose workers have died must not be sent again as it is.
     died = delta.fault == "deaths"
     return GracefulHTTPError(why, HTTPStatus.INTERNAL_SERVER_ERROR if died else HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+# Hashes of the blocks of requests' contexts, by which a router finds who has them cached.
+
+
+class Hashing:
+    """Makes the hashes of requests of one model. `contents`: by vLLM's number, the names that engines give to adapters
+    of a list (requests/listed_adapters.py)."""
+
+    def __init__(self, cache_config: CacheConfig) -> None:
+        self.contents: dict[int, str] = {}
+        self._cache_config = cache_config
+        self._hashers: dict[int, BlockHasher] = {}
+
+    def of(self, request: EngineCoreRequest) -> ContextHashes | None:
+        """Return what makes the hashes of a request's context. None: nothing cached may be used for it, or the names of
+        its adapter in the engines are not known."""
+        params = request.sampling_params
+        if params is None or params.skip_reading_prefix_cache or not self._cache_config.enable_prefix_caching:
+            return None
+        adapter = request.lora_request
+        if adapter is not None and adapter.lora_int_id in self.contents:
+            adapter = LoRARequest(self.contents[adapter.lora_int_id], adapter.lora_int_id, adapter.lora_path)
+        salt = request.cache_salt
+
+        def hashes(token_ids: Sequence[int], block_size: int) -> list[bytes]:
+            return self._hasher(block_size)(token_ids, salt, adapter)
+
+        return hashes
+
+    def _hasher(self, block_size: int) -> BlockHasher:
+        known = self._hashers.get(block_size)
+        if known is None:
+            known = self._hashers[block_size] = BlockHasher(self._cache_config, block_size)
+        return known

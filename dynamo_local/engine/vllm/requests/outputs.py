@@ -9,23 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, FinishReason
 from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
-from vllm.v1.outputs import LogprobsLists
+from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 from dynamo_local.core.messages.presence import Load
+from dynamo_local.core.messages.tokens import Array, Logprobs, TokenDelta
 from dynamo_local.core.messages.tokens import FinishReason as Finish
-from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch
 from dynamo_local.engine.vllm.kv.pull.messages import PullCounts
-from dynamo_local.engine.vllm.requests.arrays import (
-    as_array,
-    logprobs_tensors,
-    pack_logprobs,
-    pack_pooled,
-    unpack_logprobs,
-    unpack_pooled,
-)
 from dynamo_local.engine.vllm.requests.faults import cause_of
 
 _FINISH: dict[Finish, FinishReason] = {
@@ -103,3 +98,53 @@ def _prefill_stats(delta: TokenDelta, prompt_tokens: int) -> PrefillStats | None
     stats.set(prompt_tokens, min(delta.cached_tokens, prompt_tokens), 0)
     stats.num_cache_creation_tokens = delta.created_tokens
     return stats
+
+
+# vLLM's arrays as the messages of the bus have them, both ways. Numbers stay exact: arrays travel as their bytes.
+
+
+def pack_logprobs(
+    token_ids: NDArray[np.generic], logprobs: NDArray[np.generic], ranks: NDArray[np.generic]
+) -> Logprobs:
+    """vLLM's arrays as the message has them: shapes (n, k+1), (n, k+1), (n,)."""
+    return Logprobs(_pack(token_ids, "int64"), _pack(logprobs, "float32"), _pack(ranks, "int64"))
+
+
+def _pack(array: NDArray[np.generic], dtype: str) -> Array:
+    exact = np.ascontiguousarray(array, dtype=dtype)
+    return Array(dtype=dtype, shape=exact.shape, data=exact.tobytes())  # type: ignore[arg-type]
+
+
+def _unpack(array: Array) -> NDArray[np.generic]:
+    return np.frombuffer(array.data, dtype=array.dtype).reshape(array.shape)
+
+
+def unpack_logprobs(logprobs: Logprobs) -> tuple[NDArray[np.generic], NDArray[np.generic], NDArray[np.generic]]:
+    """Inverse of `pack_logprobs`."""
+    return _unpack(logprobs.token_ids), _unpack(logprobs.logprobs), _unpack(logprobs.ranks)
+
+
+def logprobs_tensors(logprobs: Logprobs | None) -> LogprobsTensors | None:
+    """Log-probabilities of a prompt as vLLM's output processor takes them."""
+    if logprobs is None:
+        return None
+    # Copied: torch wants arrays that it may write to, the message's bytes are not.
+    token_ids, values, ranks = (torch.from_numpy(array.copy()) for array in unpack_logprobs(logprobs))
+    return LogprobsTensors(token_ids, values, ranks)
+
+
+def as_array(tensor: torch.Tensor) -> NDArray[np.generic]:
+    """A tensor's numbers, in the memory of the machine."""
+    array: NDArray[np.generic] = tensor.cpu().numpy()
+    return array
+
+
+def pack_pooled(output: torch.Tensor) -> Array:
+    """A pooled output as it travels: in float32, which has every number of the smaller data types."""
+    return _pack(np.atleast_1d(as_array(output.to(torch.float32))), "float32")
+
+
+def unpack_pooled(array: Array) -> torch.Tensor:
+    """Inverse of `pack_pooled`."""
+    # Copied, as above.
+    return torch.from_numpy(_unpack(array).copy())

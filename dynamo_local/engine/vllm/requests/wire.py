@@ -23,7 +23,6 @@ from dynamo_local.core.request.fidelity import Fidelity, Survival
 from dynamo_local.engine.vllm.kv.pull.messages import TRANSFER
 from dynamo_local.engine.vllm.requests.fidelity import is_of_context, survival_of
 from dynamo_local.engine.vllm.requests.lora import NO_ADAPTERS, Adapters
-from dynamo_local.engine.vllm.requests.pooling import pack_params, read_params
 
 _sampling_decoder = msgspec.msgpack.Decoder(SamplingParams)
 _sampling_encoder = msgspec.msgpack.Encoder()
@@ -235,3 +234,38 @@ def _continue(params: SamplingParams, accepted: Sequence[int], forgotten: Collec
         params.max_tokens += len(accepted)
     if params.min_tokens > 0:
         params.min_tokens += len(accepted)
+
+
+# Requests to pooling models (embeddings, classes, scores), as they travel on the bus.
+# The answer comes in one step and has no tokens: after a loss the request is computed again from its prompt.
+
+_decoder = msgspec.msgpack.Decoder(PoolingParams)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def pack_params(params: PoolingParams) -> Sampling:
+    """Encode a client's parameters. Raises BadRequestError for what cannot be carried."""
+    if params.late_interaction_params is not None:
+        # The documents of a request would have to be computed by the engine that has kept its query.
+        raise BadRequestError("scores of late interaction are computed in the frontend here, not in the engine")
+    if params.extra_kwargs:
+        raise BadRequestError("arguments of plugins are not supported")
+    packed = _encoder.encode(params)
+
+    def encode(position: int, at_most: int | None = None) -> bytes:
+        return packed
+
+    return encode
+
+
+def read_params(packed: bytes, tasks: tuple[SupportedTask, ...] | None = None) -> PoolingParams:
+    """Inverse of `pack_params`. `tasks` are those of the engine, which would end at any other. Raises RequestError."""
+    try:
+        params = _decoder.decode(packed)
+    except VLLMClientError as error:
+        raise BadRequestError(str(error)) from error
+    except (msgspec.DecodeError, ValueError) as error:
+        raise RequestError(f"the pooling parameters cannot be read: {error}") from error
+    if tasks is not None and params.task not in tasks:
+        raise RequestError(f"this worker's engine does not do {params.task!r}, but {', '.join(tasks)}")
+    return params

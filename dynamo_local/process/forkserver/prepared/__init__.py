@@ -5,7 +5,6 @@
     launcher ─────────────── protocol of the fork server ───────────┘ fork ──► the service's process
 
     orders.py     the files in the run directory that say which are wanted, and for which workers
-    watch.py      tells the fork server when these files change
     manager.py    makes and ends prepared processes, in the fork server
     process.py    the life of a prepared process
 

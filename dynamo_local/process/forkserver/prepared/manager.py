@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import selectors
 import signal
@@ -9,12 +10,12 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from dynamo_local.core.names import Watcher
 from dynamo_local.core.process.prepared import Attempts, ended, given_up, is_ready, missing_bytes, next_step, reordered
 from dynamo_local.core.sizing.machine import size
 from dynamo_local.process.forkserver.prepared.orders import Found, PreparedOrder, link_sockets, read_orders
-from dynamo_local.process.forkserver.prepared.watch import FolderWatch
 from state.files import make_private_directory
 from state.machine.memory import machine_memory
 from state.paths import StatePaths
@@ -125,3 +126,41 @@ class PreparedProcesses:
             print(f"warning: {running.pid}, a process with loaded weights, has ended (status {code})", flush=True)
         else:
             print(f"{running.pid} has ended: no worker needs its weights any more", flush=True)
+
+
+# Tells by a descriptor that the files of a folder have changed (inotify): nobody needs to look again and again.
+
+_IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x40, 0x80, 0x100, 0x200
+_EVENTS = _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class FolderWatch:
+    """`descriptor` can be read after files of the folder were made, renamed or removed, or the folder itself."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises OSError: the folder is not there, or this user watches too many."""
+        # Both flags have the values of open's.
+        self.descriptor = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        try:
+            _checked(_libc.inotify_add_watch(self.descriptor, os.fsencode(folder), _EVENTS))
+        except OSError:
+            self.close()
+            raise
+
+    def clear(self) -> None:
+        """Have the descriptor be readable again only after the next change."""
+        with suppress(BlockingIOError):
+            while os.read(self.descriptor, 64 * 1024):
+                pass
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result

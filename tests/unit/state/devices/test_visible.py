@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.errors import DeviceError
 from state.devices.allocation import Device
-from state.devices.visible import visible_gpus
+from state.devices.inventory import visible_gpus
 
 
 def gpu(index: int, uuid: str, name: str = "H200") -> Device:

@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dynamo_local.core.planning.endpoints.budget import Share, share
+from dynamo_local.core.planning.endpoints.decide import Share, share
 from dynamo_local.core.planning.endpoints.pools import Pool, exact
 
 ONE = Fraction(1)

@@ -6,7 +6,7 @@ import pytest
 
 from dynamo_local.core.endpoints.turns.turns import Yield
 from dynamo_local.core.messages.events import Event
-from dynamo_local.supervisor.endpoints.turns.swaps import Swaps
+from dynamo_local.supervisor.endpoints.turns.turning import Swaps
 
 YIELD = Yield("chat", "code", ("w",), False, False, "yields its device to code, asked for 2.0 s ago: its turn is over")
 
