@@ -6,9 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated
-
-import msgspec
 
 from dynamo_local.core.errors import ConfigError, UsageError
 
@@ -45,9 +42,6 @@ _NODE_SHOWN = 12
 """Characters of a node's name that tell it from others: those of Ray have 56."""
 
 _NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
-
-NodeName = Annotated[str, msgspec.Meta(pattern=rf"\A{_NODE.pattern}\Z")]
-"""A node's name, in messages."""
 
 BUS_SERVICE = "Nats"
 """Service name of the NATS server's watcher. No service of a graph may take it."""
@@ -133,14 +127,13 @@ def endpoint_of(revision: str) -> str:
 class Watcher:
     """A watcher's name in parts. The watcher with index 0 has no suffix, and is the template for more.
 
-    `revision`: text of the endpoint's revision that the process belongs to; empty for the graph's own processes. What
-    messages bring is checked when they are decoded.
+    `revision`: text of the endpoint's revision that the process belongs to; empty for the graph's own processes.
     """
 
-    namespace: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9-]+\Z")]
-    service: Annotated[str, msgspec.Meta(pattern=r"\A[A-Z][A-Za-z0-9]*\Z")]
-    index: Annotated[int, msgspec.Meta(ge=0, lt=10**9)] = 0
-    revision: Annotated[str, msgspec.Meta(pattern=r"\A([a-z0-9-]+@[1-9][0-9]{0,8})?\Z")] = ""
+    namespace: str
+    service: str
+    index: int = 0
+    revision: str = ""
 
     def __str__(self) -> str:
         base = "_".join(part for part in (self.namespace, self.revision, self.service) if part)
@@ -158,6 +151,12 @@ def parse_watcher(name: str) -> Watcher:
     if match is None:
         raise ConfigError(f"{name!r} is not a watcher's name", "expected NAMESPACE_Service or NAMESPACE_Service_N")
     return Watcher(match["namespace"], match["service"], int(match["index"] or 0), match["revision"] or "")
+
+
+def check_watcher(watcher: Watcher) -> None:
+    """Raise ConfigError for parts that are not those of a watcher's name, as a message may bring them."""
+    if parse_watcher(str(watcher)) != watcher:
+        raise ConfigError(f"{watcher} is not a watcher's name in parts")
 
 
 def shown_node(node: str) -> str:

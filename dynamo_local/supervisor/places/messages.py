@@ -21,7 +21,7 @@ from dynamo_local.core.errors import (
     SupervisorError,
     UsageError,
 )
-from dynamo_local.core.names import Watcher
+from dynamo_local.core.names import Watcher, check_watcher
 from dynamo_local.supervisor.places.port import LogPart, Need, Place, Reservation, Status
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 
@@ -46,6 +46,9 @@ class ReserveOrder(msgspec.Struct, frozen=True, tag="reserve"):
     watcher: Watcher
     need: Need
     v: int = VERSION
+
+    def __post_init__(self) -> None:
+        check_watcher(self.watcher)
 
 
 class StartOrder(msgspec.Struct, frozen=True, tag="start"):

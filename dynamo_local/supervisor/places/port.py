@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from dynamo_local.core.codec import VERSION
-from dynamo_local.core.names import NodeName, Watcher
+from dynamo_local.core.names import Watcher, check_node, check_watcher
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from state.devices.allocation import Inventory
 
@@ -46,19 +46,26 @@ class Reservation(msgspec.Struct, frozen=True):
     """Devices, or a share of one, that are reserved for a watcher's process. `devices`: ids on that node."""
 
     watcher: Watcher
-    node: NodeName
+    node: str
     devices: tuple[int, ...]
     share: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_watcher(self.watcher)
+        check_node(self.node)
 
 
 class Place(msgspec.Struct, frozen=True):
     """A node that processes can live on. `reservations`: those that no process has been claimed for, by watcher.
     `given_up`: watchers of endpoints' workers whose processes are not started again, each with the reason."""
 
-    node: NodeName
+    node: str
     inventory: Inventory
     reservations: Mapping[str, Reservation]
     given_up: Mapping[str, str] = {}
+
+    def __post_init__(self) -> None:
+        check_node(self.node)
 
 
 class LogPart(msgspec.Struct, frozen=True, tag="log"):

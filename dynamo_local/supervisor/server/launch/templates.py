@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from dynamo_local.core.names import LOCAL_NODE, Watcher
+from dynamo_local.core.names import LOCAL_NODE, Watcher, check_watcher
 from dynamo_local.core.shares import held
 
 ENDPOINT_WORKERS = "workers of endpoints"
@@ -27,6 +27,9 @@ class WatcherPlan(msgspec.Struct, frozen=True):
     devices: tuple[int, ...] = ()
     share: float = 1.0
     node: str = LOCAL_NODE
+
+    def __post_init__(self) -> None:
+        check_watcher(self.watcher)
 
     @property
     def name(self) -> str:
