@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -101,7 +101,7 @@ async def finish_in_thread(work: Callable[[], _T]) -> _T:
     return await finish(asyncio.to_thread(work))
 
 
-async def finish(work: Coroutine[Any, Any, _T]) -> _T:
+async def finish(work: Awaitable[_T]) -> _T:
     """Do the work. A task that is cancelled meanwhile waits for its end: nothing of it happens later."""
     working = asyncio.ensure_future(work)
     try:

@@ -11,8 +11,8 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import UnionType
 from typing import TypeVar
@@ -48,6 +48,19 @@ _PING_INTERVAL_S = 5
 _CONNECTION_ERRORS = (OSError, nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError)
 _PENDING_BYTES = 32 * 1024 * 1024
 """Size of the buffer for publications while the connection is down."""
+
+
+@contextmanager
+def _cancelled_for_good() -> Iterator[None]:
+    """Have a cancellation of the task count within. The client waits by asyncio.wait_for, which swallows one that comes
+    together with the answer, or with the notice that there is none (python/cpython#86296, fixed in Python 3.12)."""
+    task = asyncio.current_task()
+    cancelled = task.cancelling() if task is not None else 0
+    try:
+        yield
+    finally:
+        if task is not None and task.cancelling() > cancelled:
+            raise asyncio.CancelledError
 
 
 class Bus:
@@ -265,29 +278,24 @@ class Bus:
         return await self._asks.run(lambda left_s: self._request(subject, data, left_s), timeout_s)
 
     async def _request(self, subject: str, data: bytes, timeout_s: float) -> bytes:
-        task = asyncio.current_task()
-        cancelled = task.cancelling() if task is not None else 0
         try:
-            return (await self._client.request(subject, data, timeout=timeout_s)).data
+            with _cancelled_for_good():
+                return (await self._client.request(subject, data, timeout=timeout_s)).data
         except nats.errors.NoRespondersError as error:
             raise NobodyListensError(f"no process listens on {subject}") from error
         except nats.errors.TimeoutError as error:
             raise BusError(f"no answer on {subject} within {timeout_s:.3g} s") from error
         except nats.errors.Error as error:
             raise BusError(f"cannot ask on {subject}: {error}") from error
-        finally:
-            if task is not None and task.cancelling() > cancelled:
-                # The client waits by asyncio.wait_for, which swallows a cancellation that comes together with the
-                # answer, or with the notice that there is none (python/cpython#86296, fixed in Python 3.12).
-                raise asyncio.CancelledError
 
     async def flush(self, *, timeout_s: float = 2.0) -> None:
         """Wait until the server has seen everything published so far. Raises BusError."""
         try:
             # Twice: the client sends its ping ahead of its buffer, so that the first answer says nothing about the
             # buffer. But the buffer has been written when the second ping is sent.
-            await self._client.flush(timeout=timeout_s)  # type: ignore[arg-type]  # used as seconds
-            await self._client.flush(timeout=timeout_s)  # type: ignore[arg-type]  # used as seconds
+            with _cancelled_for_good():
+                await self._client.flush(timeout=timeout_s)  # type: ignore[arg-type]  # used as seconds
+                await self._client.flush(timeout=timeout_s)  # type: ignore[arg-type]  # used as seconds
         except (nats.errors.Error, OSError) as error:
             raise BusError(f"NATS did not confirm within {timeout_s:g} s") from error
 

@@ -59,7 +59,8 @@ class ServerOrders:
     async def take_action(self, action: Action, limits: DeviceLimits, why: str) -> ActionOutcome:
         """Have an action carried out, and return its outcome. The server goes on with it when this is cancelled.
 
-        Raises NotRunningError when the server has ended, and what the order ends with, or why it is not begun.
+        A server that was started again is told first that this planner acts. Raises NotRunningError when the server has
+        ended, and what the order ends with, or why it is not begun.
         """
         order = {
             "id": secrets.token_hex(8),
@@ -69,15 +70,20 @@ class ServerOrders:
             "max_devices": limits.max_devices,
             "ready_timeout_s": self.change_timeout_s,
         }
+        try:
+            view = await self._view(order)
+        except UsageError:
+            await self.begin_planning(waits=False)
+            view = await self._view(order)
         told = 0
         while True:
-            view = await self._view(order)
             for step in view.steps[told:]:
                 _log.info("%s", step)
             told = len(view.steps)
             if view.state != "running":
                 break
             await asyncio.sleep(_LOOK_EVERY_S)
+            view = await self._view(order)
         if view.error is not None:
             raise error_of(view.error.code, msgspec.json.encode({"error": view.error}))
         (found,) = view.outcomes

@@ -69,13 +69,17 @@ class LocalActuator:
         self._restart = WorkerRestart(ports, blueprint, self._addition, self._removal)
         self._unfinished = Unfinished(ports, self._addition, self._removal, self._restart, self._is_mine)
 
-    async def apply(self, change: Action, limits: DeviceLimits) -> ActionOutcome:
-        """Make one change, after finishing those that were left half done.
+    async def apply(
+        self, change: Action, limits: DeviceLimits, check: Callable[[], None] = lambda: None
+    ) -> ActionOutcome:
+        """Make one change, after finishing those that were left half done. `check`: raises if it is not to be made any
+        more once its turn has come.
 
         A call that is cancelled leaves the rest to the next `reconcile`, which the server makes within seconds.
         """
         async with self._changing():
             await self._finish_what_is_left()
+            check()
             started = self._ports.clock()
             result = await self._make(change, limits)
             return self._outcome(change, result, started)

@@ -241,11 +241,13 @@ class WorkerOrders:
     async def take_action(self, call: Call) -> OrderView:
         """Make a change that the acting planner has decided."""
         order = call.content(PlannerOrder)
-        self.planner.check(order.pid)
+        check = partial(self.planner.check, order.pid)
+        check()
         limits, why = DeviceLimits(order.max_devices), f"planner: {order.why}"
 
         async def make(actuator: LocalActuator, _: Report) -> Sequence[ActionOutcome]:
-            return (await self._make(order.action, limits, why, actuator),)
+            # Another planner, or whoever ended this one, knows nothing of a change that has not begun.
+            return (await self._make(order.action, limits, why, actuator, check),)
 
         return self._begin("planner", call, order, make, order.ready_timeout_s)
 
@@ -297,10 +299,17 @@ class WorkerOrders:
             report.step(f"{outcome.watcher}  {note} after {outcome.took_s:.1f} s")
         return outcomes
 
-    async def _make(self, change: Action, limits: DeviceLimits, why: str, actuator: LocalActuator) -> ActionOutcome:
+    async def _make(
+        self,
+        change: Action,
+        limits: DeviceLimits,
+        why: str,
+        actuator: LocalActuator,
+        check: Callable[[], None] = lambda: None,
+    ) -> ActionOutcome:
         """Make a change, and record it. `why`: who has ordered it, or for what reasons."""
         try:
-            outcome = await actuator.apply(change, limits)
+            outcome = await actuator.apply(change, limits, check)
         except DynamoError as error:
             self.record(event_of(ActionOutcome(change, False, None, str(error), 0.0), why))
             raise

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
 from dynamo_local.control.answers import WatcherRow
-from dynamo_local.core.errors import UsageError
+from dynamo_local.core.errors import StateError, UsageError
 from dynamo_local.core.fleet.answering import last_answering
 from dynamo_local.core.fleet.view import DECODE_ROLE, PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
@@ -18,6 +18,7 @@ from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.admin.asked import AskedServer
 from dynamo_local.supervisor.admin.connect import ask
 from dynamo_local.supervisor.admin.status import list_watchers
+from dynamo_local.tasks import finish_in_thread
 from state.statefile.transitions import set_role
 
 _ANSWER_WITHIN_S = 10.0
@@ -49,9 +50,11 @@ async def change_role(server: AskedServer, watcher: str, wish: RoleWish) -> str:
         server.record(Event("scale", what, "`dynamo role`", watcher))
     if answer.refused is not None:
         raise UsageError(f"{watcher} stays in the role {answer.role}: {answer.refused}")
-    # The process that follows this one keeps the role, from the answer on.
+    # The process that follows this one keeps the role, from the answer on. If it cannot be written now, it is soon: the
+    # worker announces it.
     lease = row.lease
-    await asyncio.to_thread(server.store.update, lambda state: set_role(state, row.watcher, lease, answer.role))
+    with suppress(StateError):
+        await finish_in_thread(lambda: server.store.update(lambda s: set_role(s, row.watcher, lease, answer.role)))
     return answer.role
 
 

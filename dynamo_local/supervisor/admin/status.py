@@ -74,7 +74,7 @@ def row(
 ) -> WatcherRow:
     """Put together what is known of one watcher. `status` and `pids` are circus's; `away`: why nothing is heard on the
     bus; empty where it answers."""
-    # A forked process registers its own pid in the statefile; circus knows its launcher's only.
+    # The statefile has a forked process's own pid; circus knows its launcher's only.
     pid = component.pid or pids[0] if pids else None
     return _row(component, pid, presence, *_health(component, status, pid, presence, away))
 

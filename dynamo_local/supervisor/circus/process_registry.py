@@ -22,8 +22,8 @@ from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from dynamo_local.supervisor.upkeep.restarter import RegisteredProcess
 from dynamo_local.tasks import finish_in_thread
 from state.machine.identity import machine_id
-from state.machine.processes import start_time
-from state.statefile.model import Component
+from state.machine.processes import alive, start_time
+from state.statefile.model import Component, State
 from state.statefile.store import StateStore
 from state.statefile.transitions import clear_lease, heard
 
@@ -39,6 +39,8 @@ class Registration:
         self._members = members
         self._known: dict[str, tuple[str, str]] = {}
         """Lease and role by watcher, as heard last."""
+        self._started: dict[str, int | None] = {}
+        """By lease, the start time of its process, as long as that is heard of. Its pid may become a stranger's."""
         self._changed = asyncio.Event()
         self._failure = ReportOnce(report)
 
@@ -47,7 +49,11 @@ class Registration:
         presence = change.presence
         if change.what is Happened.LEFT:
             self._known.pop(presence.watcher, None)
-        elif self._known.get(presence.watcher) != (presence.lease, presence.role):
+            self._started.pop(presence.lease, None)
+            return
+        if presence.machine == machine_id() and presence.lease not in self._started:
+            self._started[presence.lease] = start_time(presence.pid)
+        if self._known.get(presence.watcher) != (presence.lease, presence.role):
             self._known[presence.watcher] = presence.lease, presence.role
             self._changed.set()
 
@@ -62,17 +68,27 @@ class Registration:
 
     async def write(self) -> None:
         """Write down what is heard now."""
-        members = self._members()
+
+        def entered(state: State) -> State:
+            # Asked once the update may begin: what was changed meanwhile is not undone by what was heard before.
+            return heard(state, self._members(), self._lives)
+
         try:
-            await finish_in_thread(lambda: self._store.update(lambda state: heard(state, members, lives_here)))
+            await finish_in_thread(lambda: self._store.update(entered))
         except (NotRunningError, StateError) as error:
             self._failure.note(f"the processes that run cannot be written down: {error}")
         else:
             self._failure.note("")
 
+    def _lives(self, presence: Presence) -> bool:
+        """Whether the presence is that of a process which lives on this machine. One that has ended is heard for a
+        while, and for as long as NATS is away."""
+        started = self._started.get(presence.lease)
+        return started is not None and alive(presence.pid, started)
+
 
 def lives_here(presence: Presence) -> bool:
-    """Whether this is the presence of a process that lives on this machine. One that has ended is heard for a while."""
+    """Whether a process of that pid lives on this machine: as far as answers need to know that."""
     return presence.machine == machine_id() and start_time(presence.pid) is not None
 
 

@@ -7,8 +7,7 @@
     clustered.py the nodes of a cluster, and the head's machine, as the places of one graph
     node_servers.py    which node servers stand there, and whether they answer
     slots.py     what is reserved with a cluster, by watcher
-    far.py, service.py, wire.py    places over the bus: who asks, who answers, and the messages
-    mirror.py    lease and role of far processes, written down at the head
+    far.py, service.py, messages.py    places over the bus: who asks, who answers, and the messages
     environments.py    clusters by name
     books.py     the statefile, read and updated beside the event loop
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import msgspec
 
 from dynamo_local.core.errors import NotRunningError, StateError
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
-from dynamo_local.tasks import finish_in_thread
+from dynamo_local.tasks import finish
 from state.files import make_private_directory, replace_file, system_errors
 from state.locks import ServerLock
 from state.paths import Sockets
@@ -55,9 +56,11 @@ class ServerFiles:
 
     async def run(self) -> None:
         """Repair once a second until cancelled. Raises NamespaceBusyError when another server has replaced this one."""
+        # A thread of its own: those of the pool may all be waiting for what is to be repaired.
+        own = ThreadPoolExecutor(1, "repair")
         while True:
             # At the end of the server it must not write files that are about to be removed.
-            await finish_in_thread(self.repair)
+            await finish(asyncio.get_running_loop().run_in_executor(own, self.repair))
             if self._sockets_lost:
                 self._sockets_lost = False
                 self.on_unreachable()

@@ -115,9 +115,22 @@ async def test_what_the_order_ends_with_is_raised(server: Server) -> None:
     async with server.runs():
         with pytest.raises(UsageError, match="no device is free"):
             await server.orders.take_action(ADD, DeviceLimits(4), "")
-        server.refusals = [UsageError("process 1 is not the planner that acts")]
-        with pytest.raises(UsageError, match="not the planner that acts"):
+
+
+async def test_a_server_that_was_started_again_is_told_who_acts(server: Server) -> None:
+    unknown, other = (
+        UsageError("process 1 is not the planner that acts"),
+        UsageError("process 7 is the planner already"),
+    )
+    server.may_end.set()
+    async with server.runs():
+        server.refusals = [unknown]
+        assert (await server.orders.take_action(ADD, DeviceLimits(4), "")).done
+        assert server.asked[1] == {"pid": os.getpid()}
+        server.refusals = [unknown, other]
+        with pytest.raises(UsageError, match="process 7 is the planner already"):
             await server.orders.take_action(ADD, DeviceLimits(4), "")
+    assert server.begun == 1
 
 
 async def test_an_action_of_a_planner_that_ends_is_left_to_the_server(server: Server) -> None:

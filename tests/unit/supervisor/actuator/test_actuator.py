@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dynamo_local.core.errors import SupervisorError
+from dynamo_local.core.errors import SupervisorError, UsageError
 from dynamo_local.core.planning.actions import Action, AddWorker, DeviceLimits, RemoveWorker, Restart, SwitchRole
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.remove import UNDO_S
@@ -182,6 +182,18 @@ async def test_what_was_left_is_finished_before_the_next_change(fake: FakePorts,
     outcome = await actuator.apply(ADD, DeviceLimits(1))
     assert (outcome.done, outcome.watcher) == (True, "dynamo_VllmWorker")
     assert "dynamo_VllmWorker was left retiring: it has ended" in fake.report.lines
+
+
+async def test_a_change_that_is_not_to_be_made_any_more_when_its_turn_comes_changes_nothing(
+    fake: FakePorts, actuator: LocalActuator
+) -> None:
+    def refuse() -> None:
+        raise UsageError("its planner has ended")
+
+    before = fake.state
+    with pytest.raises(UsageError, match="its planner has ended"):
+        await actuator.apply(AddWorker("decode", "VllmWorker"), DeviceLimits(), refuse)
+    assert fake.state == before
 
 
 async def test_changes_of_the_same_processes_take_turns_and_those_of_others_do_not_wait(

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from dynamo_local.core.fleet.view import Change, FleetView, Happened
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import Watcher
+from dynamo_local.supervisor.circus import process_registry as module
 from dynamo_local.supervisor.circus.process_registry import Registration, lives_here
 from state.locks import FileLock
 from state.machine.identity import machine_id
@@ -188,6 +189,38 @@ async def test_a_lease_that_was_cleared_does_not_come_back_while_its_process_is_
     scene.store.update(lambda state: clear_lease(state, HERE, "dead"))
     await scene.registration.write()
     assert scene.told(HERE) == (None, None, "router")
+
+
+async def test_a_stranger_with_the_pid_of_a_process_that_ended_is_not_taken_for_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = {77: 1000}
+    monkeypatch.setattr(module, "start_time", started.get)
+    monkeypatch.setattr(module, "alive", lambda pid, at: started.get(pid) == at)
+    scene.hear(presence(HERE, "lease", "router", 77))
+    await scene.registration.write()
+    scene.store.update(lambda state: clear_lease(state, HERE, "lease"))
+    started[77] = 2000
+    await scene.registration.write()
+    assert scene.told(HERE) == (None, None, "router")
+
+
+async def test_a_role_that_was_ordered_meanwhile_is_not_undone(scene: Scene) -> None:
+    process = presence(HERE, "lease", "decode", os.getpid())
+    scene.hear(process)
+    await scene.registration.write()
+    lock = FileLock(scene.paths.update_lock)
+    lock.acquire(1.0)
+    scene.store = StateStore(scene.paths)
+    registration = Registration(scene.store, scene.view.members, scene.report)
+    for member in scene.view.members():
+        registration.on_change(Change(Happened.APPEARED, member))
+    writing = asyncio.create_task(registration.write())
+    await asyncio.sleep(0)
+    scene.hear(msgspec.structs.replace(process, role="prefill"))
+    lock.release(remove=False)
+    await writing
+    assert scene.told(HERE) == ("lease", os.getpid(), "prefill")
 
 
 def test_what_was_damaged_and_is_written_anew_has_its_leases_again(scene: Scene) -> None:
