@@ -5,8 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -14,9 +13,8 @@ import msgspec
 
 from dynamo_local.control.absence import absent_server, why_absent
 from dynamo_local.control.errors import error_of
-from dynamo_local.control.operations import LIST_EVENTS, Operation
+from dynamo_local.control.operations import Operation
 from dynamo_local.core.errors import NotRunningError, UnansweredError, UsageError
-from dynamo_local.core.messages.events import Event
 from state.files import sockets_of
 from state.namespaces import find_servers, is_running
 from state.paths import StatePaths
@@ -27,12 +25,11 @@ BY = "x-dynamo-key"
 """Header with the name of the API key of who orders."""
 EVENT_STREAM = "text/event-stream"
 LAST_EVENT_ID = "last-event-id"
-_SILENT_S = 15.0
-"""A stream of events is silent for so long only if it is lost: three heartbeats."""
-_AGAIN_S = 0.2
 
 
-class _UnixConnection(http.client.HTTPConnection):
+class UnixConnection(http.client.HTTPConnection):
+    """A connection on a unix socket."""
+
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self._path = path
@@ -76,7 +73,7 @@ class ControlClient:
         self, method: str, path: str, body: bytes, *, by: str = "", timeout_s: float = ANSWER_S
     ) -> tuple[int, bytes]:
         """Send a request, and return status and content of the answer. Raises NotRunningError, UnansweredError."""
-        connection = _UnixConnection(str(sockets_of(self._paths).control), timeout_s)
+        connection = UnixConnection(str(sockets_of(self._paths).control), timeout_s)
         try:
             connection.request(method, path, body or None, {BY: quote(by)} if by else {})
             answer = connection.getresponse()
@@ -85,29 +82,6 @@ class ControlClient:
             raise self._unanswered() from error
         finally:
             connection.close()
-
-    def events(self, *, timeout_s: float, after: str = "", kinds: Collection[str] = ()) -> Iterator[tuple[str, Event]]:
-        """Yield events with their ids, those of the last hour first, or those after that id, then each as it happens;
-        return once the time is over. A connection that is lost costs no event. Raises NotRunningError when no server
-        runs any more, SupervisorError as `do`."""
-        give_up_at = time.monotonic() + timeout_s
-        event_id, path = after, LIST_EVENTS.path + (f"?{urlencode({'kind': ','.join(kinds)})}" if kinds else "")
-        while (left_s := give_up_at - time.monotonic()) > 0:
-            connection = _UnixConnection(str(sockets_of(self._paths).control), min(left_s, _SILENT_S))
-            try:
-                connection.request(LIST_EVENTS.method, path, headers={"accept": EVENT_STREAM, LAST_EVENT_ID: after})
-                for line in _lines(connection, give_up_at):
-                    if line.startswith(b"id: "):
-                        event_id = line[4:].decode()
-                    elif line.startswith(b"data: "):
-                        after = event_id
-                        yield after, msgspec.json.decode(line[6:], type=Event)
-            except (OSError, http.client.HTTPException) as error:
-                if not is_running(self._paths):
-                    raise self._unanswered() from error
-                time.sleep(_AGAIN_S)
-            finally:
-                connection.close()
 
     def _unanswered(self) -> NotRunningError | UnansweredError:
         namespace = self._paths.namespace
@@ -126,17 +100,3 @@ def _encoded(fields: Any) -> bytes:
     except ValueError as error:
         # As null it would mean something else.
         raise UsageError("a number that is given is not finite", "write another one") from error
-
-
-def _lines(connection: _UnixConnection, give_up_at: float) -> Iterator[bytes]:
-    """The lines of a stream, until the time is over. Raises OSError or HTTPException when it is lost, and what the
-    server answers instead of it."""
-    answer = connection.getresponse()
-    if answer.status >= http.client.BAD_REQUEST:
-        raise error_of(answer.status, answer.read())
-    while (left_s := give_up_at - time.monotonic()) > 0:
-        connection.sock.settimeout(min(left_s, _SILENT_S))
-        line = answer.readline()
-        if not line.endswith(b"\n"):
-            raise http.client.IncompleteRead(b"")
-        yield line.rstrip(b"\n")

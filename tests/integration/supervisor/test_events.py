@@ -16,12 +16,12 @@ import pytest
 from components.frontend.migration.scheduler import WHY
 from dynamo_local.bus.events import publish_event
 from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.control.client import ControlClient
 from dynamo_local.core.errors import NotRunningError
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.subjects import Subjects
 from tests.chaos.frontend import ChaosFrontend
 from tests.chaos.settings import BLOCK_SIZE
+from tests.event_stream import events_of
 from tests.integration.server_process import PATIENCE_S, eventually
 from tests.integration.supervisor.scaled_server import NAMESPACE, ScaledServer
 
@@ -50,7 +50,7 @@ def follow_to_the_end(server: ScaledServer) -> list[Event]:
     """The events that the control API tells until the server has ended."""
     told: list[Event] = []
     with suppress(NotRunningError):
-        for _, event in ControlClient(server.paths).events(timeout_s=10 * PATIENCE_S):
+        for _, event in events_of(server.paths, timeout_s=10 * PATIENCE_S):
             told.append(event)
     return told
 

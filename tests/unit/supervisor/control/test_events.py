@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.control.client import ControlClient
 from dynamo_local.core.errors import NotRunningError, UsageError
 from dynamo_local.core.messages.events import Event
 from dynamo_local.supervisor.control.api import ControlApi
@@ -23,6 +22,7 @@ from dynamo_local.supervisor.control.reports import EventAnswers
 from dynamo_local.supervisor.server.reports.event_log import MAX_RECENT, RECENT_S, EventLog, RecentEvents
 from state.locks import ServerLock
 from state.paths import StatePaths
+from tests.event_stream import events_of
 from tests.unit.supervisor.control.listening import listening
 from tests.unit.supervisor.recording import RecordingReport
 
@@ -195,10 +195,10 @@ def test_an_event_is_told_with_the_time_at_which_it_was_written_down(tmp_path: P
 
 async def test_a_client_goes_on_where_its_connection_was_lost_and_also_at_the_next_server(tmp_path: Path) -> None:
     paths = StatePaths(tmp_path, "dynamo")
-    client, told = ControlClient(paths), list[str]()
+    told = list[str]()
 
     def follow() -> None:
-        for _, event in client.events(timeout_s=PATIENCE_S, kinds=("scale",)):
+        for _, event in events_of(paths, timeout_s=PATIENCE_S, kinds=("scale",)):
             told.append(event.what)
             if event.what == "event 3":
                 return
@@ -226,8 +226,8 @@ async def test_a_client_goes_on_where_its_connection_was_lost_and_also_at_the_ne
         async with listening(other.api, paths, other.recent.end):
             await following
             with pytest.raises(UsageError, match="no events of kind 'quake'"):
-                await asyncio.to_thread(list, client.events(timeout_s=PATIENCE_S, kinds=("quake",)))
-            assert await asyncio.to_thread(list, client.events(timeout_s=0.05, after="2000000.1")) == []
+                await asyncio.to_thread(list, events_of(paths, timeout_s=PATIENCE_S, kinds=("quake",)))
+            assert await asyncio.to_thread(list, events_of(paths, timeout_s=0.05, after="2000000.1")) == []
     assert told == ["event 0", "event 1", "event 2", "event 3"]
     with pytest.raises(NotRunningError):
-        next(client.events(timeout_s=PATIENCE_S))
+        next(events_of(paths, timeout_s=PATIENCE_S))
