@@ -26,6 +26,13 @@ class OrderView(msgspec.Struct, frozen=True):
     error: ErrorBody | None = None
     object: Literal["order"] = "order"
 
+    @property
+    def result(self) -> Sequence[dict[str, Any]]:
+        """The outcomes of an order that has ended. Raises the error with which it ended, if it did with one."""
+        if self.error is not None:
+            raise error_of(self.error.code, msgspec.json.encode({"error": self.error}))
+        return self.outcomes
+
 
 def carry_out(
     client: ControlClient,
@@ -57,9 +64,7 @@ def carry_out(
     except KeyboardInterrupt:
         step("interrupted: the server goes on with it, and `dynamo events` shows the outcome")
         raise
-    if view.error is not None:
-        raise error_of(view.error.code, msgspec.json.encode({"error": view.error}))
-    return view.outcomes
+    return view.result
 
 
 def _view(content: Any) -> OrderView:

@@ -130,7 +130,7 @@ def _stop(server: Server) -> str:
 
 
 def servers(root: Path) -> list[Server]:
-    """Those of the state folder that run, or have left something."""
+    """Return the servers of the state folder that run, or have left something."""
     running = ProcFs().snapshot()
     found = [_server(paths, running) for paths in namespaces(root)]
     return [each for each in found if each.pid is not None or each.trouble or each.left or each.survivors]

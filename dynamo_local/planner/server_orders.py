@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from dynamo_local.control.client import ControlClient
-from dynamo_local.control.errors import error_of
 from dynamo_local.control.operations import BEGIN_PLANNING, SCALE_ENDPOINT, TAKE_ACTION, Operation
 from dynamo_local.control.orders import OrderView
 from dynamo_local.core.errors import DynamoError, NotRunningError, UnansweredError, UsageError
@@ -84,9 +83,7 @@ class ServerOrders:
                 break
             await asyncio.sleep(_LOOK_EVERY_S)
             view = await self._view(order)
-        if view.error is not None:
-            raise error_of(view.error.code, msgspec.json.encode({"error": view.error}))
-        (found,) = view.outcomes
+        (found,) = view.result
         return ActionOutcome(action, found["done"], found["watcher"], found["note"], found["took_s"])
 
     async def scale(self, order: ScaleEndpoint) -> tuple[OrderOutcome, EndpointStatus | None]:

@@ -58,7 +58,7 @@ class RequestEvents:
         self._note(live)
         if self._told.pop(live.request_id) is not None:
             what = "failed" if failed else "ended"
-            self._events.append(self._event(live, what, live.born_at, self._clock(), live.log.position))
+            self._events.append(self._event(live, what, self._clock(), live.log.position))
 
     def look(self) -> RequestNews | None:
         """Return what has happened since the last look; None if nothing has."""
@@ -90,16 +90,19 @@ class RequestEvents:
             self._events += self._changes(live, told)
 
     def _changes(self, live: LiveRequest, told: _Told) -> Iterator[Event]:
-        worker = "" if live.log.worker is None else self._watcher_of(live.log.worker)
+        worker = self._worker(live)
         if worker and worker != told.worker:
             what = "its prompt is computed" if live.at_prefill_worker else "is with a worker"
             told.worker = worker
-            yield self._event(live, what, live.born_at, self._clock(), live.log.position)
+            yield self._event(live, what, self._clock(), live.log.position)
         if live.first_token_at is not None and not told.has_tokens:
             told.has_tokens = True
-            yield self._event(live, "first token", live.born_at, live.first_token_at, 1)
+            yield self._event(live, "first token", live.first_token_at, 1)
 
-    def _event(self, live: LiveRequest, what: str, began: float, now: float, tokens: int) -> Event:
-        watcher = "" if live.log.worker is None else self._watcher_of(live.log.worker)
-        took_s = round(now - began, 4)
-        return Event(REQUEST, what, watcher=watcher, request=told_id(live.request_id), took_s=took_s, tokens=tokens)
+    def _worker(self, live: LiveRequest) -> str:
+        """The watcher of the worker that has the request; empty if none has, or it is not known any more."""
+        return "" if live.log.worker is None else self._watcher_of(live.log.worker)
+
+    def _event(self, live: LiveRequest, what: str, at: float, tokens: int) -> Event:
+        request, took_s = told_id(live.request_id), round(at - live.born_at, 4)
+        return Event(REQUEST, what, watcher=self._worker(live), request=request, took_s=took_s, tokens=tokens)

@@ -253,7 +253,7 @@ class Lives(RuleBasedStateMachine):
         self.sent: list[Presence] = []
         """What was ever announced, the last first. Each may arrive at any time, and again."""
         self.members: list[Presence] = []
-        """Those at the beginning of the write that is under way."""
+        """The presences at the beginning of the write that is under way."""
         self.leases = 0
 
     @rule(name=NAMES)
