@@ -44,7 +44,7 @@ class ControlClient:
     """Asks the server of a namespace, on a connection for each question. Blocks."""
 
     def __init__(self, paths: StatePaths) -> None:
-        self._paths = paths
+        self.paths = paths
 
     def do(
         self,
@@ -73,7 +73,7 @@ class ControlClient:
         self, method: str, path: str, body: bytes, *, by: str = "", timeout_s: float = ANSWER_S
     ) -> tuple[int, bytes]:
         """Send a request, and return status and content of the answer. Raises NotRunningError, UnansweredError."""
-        connection = UnixConnection(str(sockets_of(self._paths).control), timeout_s)
+        connection = UnixConnection(str(sockets_of(self.paths).control), timeout_s)
         try:
             connection.request(method, path, body or None, {BY: quote(by)} if by else {})
             answer = connection.getresponse()
@@ -84,11 +84,11 @@ class ControlClient:
             connection.close()
 
     def _unanswered(self) -> NotRunningError | UnansweredError:
-        namespace = self._paths.namespace
-        if not is_running(self._paths):
-            return absent_server(namespace, find_servers(self._paths.root))
-        if not sockets_of(self._paths).control.exists():
-            return why_absent(self._paths)
+        namespace = self.paths.namespace
+        if not is_running(self.paths):
+            return absent_server(namespace, find_servers(self.paths.root))
+        if not sockets_of(self.paths).control.exists():
+            return why_absent(self.paths)
         return UnansweredError(
             f"the server in namespace {namespace} does not answer", "it may be stopping: see `dynamo ls`"
         )

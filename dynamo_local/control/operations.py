@@ -337,9 +337,10 @@ LIST_EVENTS = Operation(
     "List the server's events of the last hour, at most 10,000. With `Accept: text/event-stream`, follow them: the "
     "stream begins with those of the last hour, and after a header Last-Event-ID with those after that event.",
     query={
-        "after": "Id of an event: only those after it. An id of an earlier server leaves none out.",
-        "kind": "Only events of these kinds, with commas between them. Those of requests, kind `request`, are told "
-        "only if they are asked for: at most 50 new requests a second of each frontend, the others are left out.",
+        "after": "Id of an event: only those after it. An id of an earlier server leaves none out. `now`: only those "
+        "to come; the list has in `last` the id after which they follow.",
+        "kind": "Only events of these kinds, with commas between them. Those of kind `request` (at most 50 new "
+        "requests a second of each frontend, the others are left out) and `state` are told only if they are asked for.",
     },
 )
 

@@ -11,9 +11,9 @@ from dynamo_local.cli.output.console import date, facts, table
 from dynamo_local.core.endpoints.adapters import most_rank, room_of, takes_adapters
 from dynamo_local.core.endpoints.awake.idling import in_words, times_of
 from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.core.messages.endpoints import EndpointStatus, EndpointView
+from dynamo_local.core.messages.endpoints import EndpointStatus, EndpointView, progress_of
 from dynamo_local.sdk.config.redaction import shown
-from dynamo_local.supervisor.admin.orders.endpoints import EndpointRow, progress_of
+from dynamo_local.supervisor.admin.orders.endpoints import EndpointRow
 
 _HEADERS = ("NAME", "STATE", "READY", "WORKERS", "MODEL", "REASON")
 _UNKNOWN = "-"

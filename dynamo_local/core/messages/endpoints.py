@@ -87,6 +87,15 @@ def shown(view: EndpointView) -> dict[str, Any]:
     }
 
 
+def progress_of(view: EndpointView) -> str:
+    """The state of an endpoint in a line. Pure."""
+    status = view.status
+    counts = f"{status.ready} of {status.wanted} workers ready" if status.wanted else ""
+    if status.wanted_prefill:
+        counts += f", {status.ready_prefill} of {status.wanted_prefill} prefill workers ready"
+    return ": ".join(part for part in (f"{view.spec.name} is {status.state}", status.reason or counts) if part)
+
+
 def view_of(content: Mapping[str, Any]) -> EndpointView:
     """Inverse of `shown`."""
     spec = {name: content[name] for name in EndpointSpec.__struct_fields__ if name in content}

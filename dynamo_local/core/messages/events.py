@@ -30,11 +30,14 @@ EVENT_KINDS = {
 }
 """Kinds of events that the server writes down, each with its meaning."""
 
-REQUEST = "request"
-TOLD_KINDS = {
-    **EVENT_KINDS,
+REQUEST, STATE = "request", "state"
+PASSING_KINDS = {
     REQUEST: "a request has a worker, its first token, or has ended; told to who asks for this kind, not written down",
+    STATE: "an endpoint is in another state, or has other workers; told to who asks for this kind, not written down",
 }
+"""Kinds of events that are told to who asks for them, and not written down, each with its meaning."""
+
+TOLD_KINDS = EVENT_KINDS | PASSING_KINDS
 """Kinds of events that the control API tells."""
 
 

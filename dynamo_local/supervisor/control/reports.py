@@ -12,12 +12,12 @@ import msgspec
 from dynamo_local.control.operations import GET_LOG, LIST_EVENTS, Call, Handlers
 from dynamo_local.core.errors import OrderError
 from dynamo_local.core.http.json_text import as_line
-from dynamo_local.core.messages.events import REQUEST, TOLD_KINDS
+from dynamo_local.core.messages.events import PASSING_KINDS, TOLD_KINDS
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.supervisor.control.api import EventStream
 from dynamo_local.supervisor.places.messages import MOST_LOG_LINES
 from dynamo_local.supervisor.places.port import Places
-from dynamo_local.supervisor.server.reports.event_log import Recent, RecentEvents
+from dynamo_local.supervisor.server.reports.event_log import NOW, Recent, RecentEvents
 
 HEARTBEAT_S = 5.0
 TAKEN_WITHIN_S = 10.0
@@ -41,7 +41,8 @@ class EventAnswers:
         kinds, after = _kinds_in(call), self.recent.number_of(call.query.get("after", ""))
         if call.streams:
             return EventStream(self._told(after, kinds), self.taken_within_s)
-        return {"object": "list", "data": [self._shown(one) for one in self._after(after, kinds) if _is_of(one, kinds)]}
+        found = [self._shown(one) for one in self._after(after, kinds) if _is_of(one, kinds)]
+        return {"object": "list", "data": found, "last": self.recent.id_of(self.recent.number_of(NOW))}
 
     async def _told(self, after: int, kinds: Collection[str]) -> AsyncIterator[bytes]:
         while True:
@@ -56,7 +57,7 @@ class EventAnswers:
                 yield _BEAT
 
     def _after(self, number: int, kinds: Collection[str]) -> list[Recent]:
-        return self.recent.after(number, REQUEST in kinds)
+        return self.recent.after(number, not PASSING_KINDS.keys().isdisjoint(kinds))
 
     def _message(self, one: Recent) -> bytes:
         data = as_line(msgspec.json.encode(self._shown(one)))

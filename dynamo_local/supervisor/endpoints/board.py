@@ -11,7 +11,8 @@ import msgspec
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError, StateError
-from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointView
+from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointView, progress_of
+from dynamo_local.core.messages.events import STATE, Event
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from state.files import make_private_directory, replace_file
@@ -25,14 +26,17 @@ Contents = Callable[[], tuple[tuple[BoardRevision, ...], tuple[EndpointView, ...
 
 @dataclass
 class BoardWriter:
-    """Writes the board of one server. `contents` is asked whenever something may have changed."""
+    """Writes the board of one server. `contents` is asked whenever something may have changed. `record`: is told of
+    each endpoint that is another one by now."""
 
     path: Path
     bus: Bus
     subjects: Subjects
     contents: Contents
     report: Report
+    record: Callable[[Event], None]
     board: Board = field(default_factory=Board)
+    _told: tuple[EndpointView, ...] = field(default=(), init=False)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _failure: ReportOnce = field(init=False)
@@ -48,6 +52,7 @@ class BoardWriter:
         """Write the board now if it differs from what is in the file. Raises StateError: the old one is valid then."""
         async with self._lock:
             revisions, endpoints = self.contents()
+            self._tell(endpoints)
             board = Board(self.board.number + 1, revisions, endpoints)
             unchanged = (revisions, endpoints) == (self.board.revisions, self.board.endpoints)
             if unchanged and await asyncio.to_thread(_holds, self.path, self.board):
@@ -59,6 +64,15 @@ class BoardWriter:
         except BusError as error:
             # Frontends look at the file now and then as well.
             self.report.step(f"frontends see a changed board of endpoints later: {error}")
+
+    def _tell(self, views: tuple[EndpointView, ...]) -> None:
+        """Tell of endpoints that have changed, also while the board cannot be written."""
+        before, now = ({view.spec.name: view for view in each} for each in (self._told, views))
+        self._told = views
+        for name in before.keys() | now.keys():
+            if (view := now.get(name)) != before.get(name):
+                what = f"{name} is gone" if view is None else progress_of(view)
+                self.record(Event(STATE, what, endpoint=name))
 
     async def run(self) -> None:
         """Publish what has been touched, until cancelled."""

@@ -85,7 +85,9 @@ class EndpointController:
         self._store = StateStore(ports.paths)
         self._devices = ports.devices
         self._files = RevisionFiles(ports.paths, server.blueprint, server.streams, server.bus)
-        self._board = BoardWriter(ports.paths.board_file, server.bus, self._subjects, self._contents, server.report)
+        self._board = BoardWriter(
+            *(ports.paths.board_file, server.bus, self._subjects, self._contents, server.report, server.record)
+        )
         self._adapters = AdapterFolders(ports.kept, self._runs.get, self._happened, on_cpu=on_cpu(ports.inventory))
         self._record = EndpointRecord(server.record, server.report, server.bus, self._subjects)
         self._usage = KeptUsage(ports.paths.endpoint_use_file, server.report, time.time)

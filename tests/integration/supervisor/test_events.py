@@ -16,12 +16,12 @@ import pytest
 from components.frontend.migration.scheduler import WHY
 from dynamo_local.bus.events import publish_event
 from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.control.events import events_of
 from dynamo_local.core.errors import NotRunningError
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.subjects import Subjects
 from tests.chaos.frontend import ChaosFrontend
 from tests.chaos.settings import BLOCK_SIZE
-from tests.event_stream import events_of
 from tests.integration.server_process import PATIENCE_S, eventually
 from tests.integration.supervisor.scaled_server import NAMESPACE, ScaledServer
 

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import msgspec
 
 from dynamo_local.control.client import ControlClient
-from dynamo_local.control.operations import DELETE_ENDPOINT, GET_ENDPOINT, LIST_ENDPOINTS, Operation
+from dynamo_local.control.events import events_of
+from dynamo_local.control.operations import DELETE_ENDPOINT, GET_ENDPOINT, LIST_ENDPOINTS, LIST_EVENTS, Operation
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import EndpointAbsentError, EndpointFailedError, SupervisorError
-from dynamo_local.core.messages.endpoints import EndpointHistory, EndpointState, EndpointStatus, EndpointView, view_of
+from dynamo_local.core.messages.endpoints import (
+    EndpointHistory,
+    EndpointState,
+    EndpointStatus,
+    EndpointView,
+    progress_of,
+    view_of,
+)
+from dynamo_local.core.messages.events import STATE
 from dynamo_local.core.names import check_endpoint
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from state.endpoints.registry import read_registry
 from state.paths import StatePaths
-
-_LOOK_EVERY_S = 0.3
 
 RESTS: frozenset[EndpointState] = frozenset({"parked", "asleep"})
 AWAKE: frozenset[EndpointState] = frozenset({"ready"})
@@ -44,7 +51,6 @@ class EndpointClient:
     """Takes orders to a server, and waits for what comes of them. Blocks."""
 
     server: ControlClient
-    look_every_s: float = _LOOK_EVERY_S
 
     def order(self, operation: Operation, name: str = "", fields: dict[str, Any] | None = None) -> EndpointView:
         """The endpoint that is ordered or asked for, as it is now. Raises as `ControlClient.do`."""
@@ -67,41 +73,42 @@ class EndpointClient:
     ) -> EndpointView:
         """Wait until the endpoint is as ordered, and in one of the states. Raises EndpointFailedError if it fails,
         SupervisorError, with the reason, if it was changed meanwhile or takes longer."""
-        progress, view, deadline = ReportOnce(report), ordered, time.monotonic() + timeout_s
-        while not is_done(ordered, view, states):
+        name, progress, view = ordered.spec.name, ReportOnce(report), ordered
+        for view in chain((ordered,), self._views(name, timeout_s)):
+            if is_done(ordered, view, states):
+                return view
             progress.note(progress_of(view))
-            self._pause(deadline)
-            if time.monotonic() >= deadline:
-                name = ordered.spec.name
-                raise SupervisorError(
-                    f"endpoint {name} is not {'ready' if 'ready' in states else 'parked'} after {timeout_s:g} s: "
-                    f"{progress_of(view)}",
-                    f"it stays ordered: `dynamo endpoint get {name}` shows how it goes on",
-                )
-            view = self.order(GET_ENDPOINT, ordered.spec.name)
-        return view
+        raise SupervisorError(
+            f"endpoint {name} is not {'ready' if 'ready' in states else 'parked'} after {timeout_s:g} s: "
+            f"{progress_of(view)}",
+            f"it stays ordered: `dynamo endpoint get {name}` shows how it goes on",
+        )
 
     def wait_until_gone(self, name: str, timeout_s: float, report: Report) -> None:
         """Wait until nothing is left of a deleted endpoint. Raises SupervisorError if that takes longer."""
-        progress, deadline = ReportOnce(report), time.monotonic() + timeout_s
+        progress, left = ReportOnce(report), ""
         with suppress(EndpointAbsentError):
-            while True:
-                left = self.order(GET_ENDPOINT, name)
-                if time.monotonic() >= deadline:
-                    raise SupervisorError(
-                        f"endpoint {name} is not gone after {timeout_s:g} s: {progress_of(left)}",
-                        "it ends once its last request has: see `dynamo requests`",
-                    )
-                progress.note(progress_of(left))
-                self._pause(deadline)
+            for view in self._views(name, timeout_s):
+                left = progress_of(view)
+                progress.note(left)
+            raise SupervisorError(
+                f"endpoint {name} is not gone after {timeout_s:g} s: {left}",
+                "it ends once its last request has: see `dynamo requests`",
+            )
+
+    def _views(self, name: str, within_s: float) -> Iterator[EndpointView]:
+        """Yield the endpoint as it is now, and as it is after each change of its state, until the time is over. Raises
+        as `ControlClient.do`."""
+        last = self.server.do(LIST_EVENTS, query={"after": "now"})["last"]
+        yield self.order(GET_ENDPOINT, name)
+        for _, event in events_of(self.server.paths, timeout_s=within_s, after=last, kinds=(STATE,)):
+            if event.endpoint == name:
+                yield self.order(GET_ENDPOINT, name)
 
     def _do(self, operation: Operation, name: str, fields: dict[str, Any] | None = None) -> Any:
         if operation.names:
             check_endpoint(name)
         return self.server.do(operation, fields, name=name)
-
-    def _pause(self, deadline: float) -> None:
-        time.sleep(max(0.0, min(self.look_every_s, deadline - time.monotonic())))
 
 
 def list_endpoints(paths: StatePaths, name: str | None = None) -> list[EndpointRow]:
@@ -135,12 +142,3 @@ def is_done(ordered: EndpointView, view: EndpointView, states: Collection[Endpoi
         )
         raise SupervisorError(cause, f"see `dynamo endpoint get {name}`")
     return view.status.state in states
-
-
-def progress_of(view: EndpointView) -> str:
-    """The state of an endpoint in a line. Pure."""
-    status = view.status
-    counts = f"{status.ready} of {status.wanted} workers ready" if status.wanted else ""
-    if status.wanted_prefill:
-        counts += f", {status.ready_prefill} of {status.wanted_prefill} prefill workers ready"
-    return ": ".join(part for part in (f"{view.spec.name} is {status.state}", status.reason or counts) if part)

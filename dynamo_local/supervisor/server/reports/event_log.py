@@ -23,8 +23,11 @@ import msgspec
 from msgspec.structs import replace
 
 from dynamo_local.core.http.json_text import as_line
-from dynamo_local.core.messages.events import REQUEST, Event
+from dynamo_local.core.messages.events import PASSING_KINDS, Event
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
+
+NOW = "now"
+"""In place of an event's id: the last one that there is."""
 
 MAX_PENDING = 10_000
 """Maximum number of events that are kept in memory."""
@@ -54,8 +57,8 @@ class RecentEvents:
         self._began = f"{began * 1000:.0f}"
         self._clock = clock
         self._kept: deque[Recent] = deque(maxlen=MAX_RECENT)
-        self._of_requests: deque[Recent] = deque(maxlen=MAX_RECENT)
-        """Apart: they are many, and push out no others."""
+        self._passing: deque[Recent] = deque(maxlen=MAX_RECENT)
+        """Those of `PASSING_KINDS`, apart: they are many, and push out no others."""
         self._number = 0
         self._news = asyncio.Event()
         self.ended = False
@@ -64,7 +67,7 @@ class RecentEvents:
     def add(self, event: Event) -> None:
         """Keep an event, and tell those who wait for one."""
         self._number += 1
-        now, kept = self._clock(), self._of_requests if event.kind == REQUEST else self._kept
+        now, kept = self._clock(), self._passing if event.kind in PASSING_KINDS else self._kept
         kept.append(Recent(self._number, now, event))
         while kept[0].at < now - RECENT_S:
             kept.popleft()
@@ -80,13 +83,16 @@ class RecentEvents:
         return f"{self._began}.{number}"
 
     def number_of(self, event_id: str) -> int:
-        """Return the number of the event with that id; 0, which is before all, for an id of another server, or none."""
+        """Return the number of the event with that id, or, for "now", of the last one; 0, which is before all, for an
+        id of another server, or none."""
+        if event_id == NOW:
+            return self._number
         began, _, number = event_id.partition(".")
         return int(number) if began == self._began and number.isdecimal() else 0
 
-    def after(self, number: int, of_requests: bool = False) -> list[Recent]:
-        """Return the events after that number, the oldest first; those of requests if they are wanted."""
-        rings = (self._kept, self._of_requests) if of_requests else (self._kept,)
+    def after(self, number: int, passing: bool = False) -> list[Recent]:
+        """Return the events after that number, the oldest first; those of `PASSING_KINDS` if they are wanted."""
+        rings = (self._kept, self._passing) if passing else (self._kept,)
         return sorted(one for ring in rings for one in takewhile(lambda kept: kept.number > number, reversed(ring)))
 
     async def changed(self, within_s: float) -> bool:
@@ -121,16 +127,13 @@ class EventLog:
         self.recent = RecentEvents(wall_clock())
 
     def add(self, event: Event) -> None:
-        """Append an event; one without a time gets the present one."""
-        dated = self._dated(event)
-        # Written by the caller's thread: a line goes to the kernel's cache, and events keep their order.
-        self._pending.append(as_line(msgspec.json.encode(dated)))
-        self.flush()
+        """Append an event; one without a time gets the present one. Those of `PASSING_KINDS` are told alone."""
+        dated = event if event.time else replace(event, time=round(self._wall_clock(), 3))
+        if event.kind not in PASSING_KINDS:
+            # Written by the caller's thread: a line goes to the kernel's cache, and events keep their order.
+            self._pending.append(as_line(msgspec.json.encode(dated)))
+            self.flush()
         self.recent.add(dated)
-
-    def tell(self, event: Event) -> None:
-        """Tell those who follow events of one that is not written down."""
-        self.recent.add(self._dated(event))
 
     def flush(self) -> None:
         """Write the events that are kept, if there are any."""
@@ -142,9 +145,6 @@ class EventLog:
             self._failure.note(f"events cannot be written to {self._path}, and are kept: {error.strerror}")
         else:
             self._failure.note("")
-
-    def _dated(self, event: Event) -> Event:
-        return event if event.time else replace(event, time=round(self._wall_clock(), 3))
 
     def _append(self, line: bytes) -> None:
         # Opened for each event, because the file may have been removed.

@@ -76,9 +76,9 @@ class ServerEvents:
 
     async def _on_requests(self, news: RequestNews) -> None:
         for event in news.events:
-            self._log.tell(event)
+            self._log.add(event)
         if news.left_out:
-            self._log.tell(Event(REQUEST, f"{news.left_out} requests are left out", "they come too fast"))
+            self._log.add(Event(REQUEST, f"{news.left_out} requests are left out", "they come too fast"))
 
 
 class PresenceEvents:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
 
-from dynamo_local.control.operations import GET_ENDPOINT, Operation
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import GET_ENDPOINT, Call
 from dynamo_local.core.endpoints.checks import read_spec
 from dynamo_local.core.errors import DynamoError, EndpointAbsentError, SupervisorError, UsageError
-from dynamo_local.core.messages.endpoints import EndpointState, EndpointStatus, EndpointView, shown
-from dynamo_local.supervisor.admin.orders.endpoints import EndpointClient, is_done, progress_of
+from dynamo_local.core.messages.endpoints import EndpointState, EndpointStatus, EndpointView, progress_of, shown
+from dynamo_local.core.messages.events import STATE, Event
+from dynamo_local.supervisor.admin.orders.endpoints import EndpointClient, is_done
+from dynamo_local.supervisor.control.api import ControlApi
+from dynamo_local.supervisor.control.reports import EventAnswers
+from dynamo_local.supervisor.server.reports.event_log import RecentEvents
+from state.locks import ServerLock
+from state.paths import StatePaths
+from tests.unit.supervisor.control.listening import listening
 from tests.unit.supervisor.recording import RecordingReport
+
+_T = TypeVar("_T")
+PATIENCE_S = 20.0
 
 
 def view(state: EndpointState = "ready", reason: str = "", model: str = "m", **counts: int) -> EndpointView:
@@ -22,29 +37,48 @@ def view(state: EndpointState = "ready", reason: str = "", model: str = "m", **c
 GONE = EndpointAbsentError("there is no endpoint 'chat'", "there are: none")
 
 
-class Answers:
-    """A server that gives these answers in turn, and the last one again and again."""
+class Server:
+    """A server with the one endpoint: it is as these answers say in turn, and as the last one from then on. It changes
+    whenever it has been asked for."""
 
     def __init__(self, *answers: EndpointView | DynamoError) -> None:
         self._answers = list(answers)
-        self.asked: list[tuple[Operation, dict[str, str]]] = []
+        self.recent = RecentEvents(1000.0)
 
-    def do(self, operation: Operation, fields: Any = None, **names: str) -> Any:
-        self.asked.append((operation, names))
-        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+    async def get(self, _: Call) -> Any:
+        answer = self._answers[0]
+        if len(self._answers) > 1:
+            del self._answers[0]
+            self.recent.add(Event(STATE, "other", endpoint="another"))
+            self.recent.add(Event(STATE, "changed", endpoint="chat"))
         if isinstance(answer, DynamoError):
             raise answer
         return msgspec.to_builtins(shown(answer))
 
 
-def client(*answers: EndpointView | DynamoError) -> EndpointClient:
-    return EndpointClient(cast("Any", Answers(*answers)), look_every_s=0)
+@dataclass
+class Asking:
+    """Asks a server, in a thread, as a command does."""
+
+    folder: Path
+
+    async def __call__(self, work: Callable[[EndpointClient], _T], *answers: EndpointView | DynamoError) -> _T:
+        paths, server, api = StatePaths(self.folder, "dynamo"), Server(*answers), ControlApi()
+        api.take({GET_ENDPOINT: server.get, **EventAnswers(server.recent).handlers})
+        with ServerLock(paths):
+            async with listening(api, paths, server.recent.end), asyncio.timeout(PATIENCE_S):
+                return await asyncio.to_thread(work, EndpointClient(ControlClient(paths)))
 
 
-def test_progress_is_told_until_it_is_ready() -> None:
+@pytest.fixture
+def ask(tmp_path: Path) -> Asking:
+    return Asking(tmp_path)
+
+
+async def test_progress_is_told_until_it_is_ready(ask: Asking) -> None:
     report = RecordingReport()
     steps = [view("fetching", "model m"), view("starting", wanted=2), view("starting", wanted=2, ready=1), view()]
-    done = client(*steps).wait_until_ready(view("waiting"), 60, report)
+    done = await ask(lambda client: client.wait_until_ready(view("waiting"), PATIENCE_S, report), *steps)
     assert done == view()
     assert report.lines == [
         "chat is waiting",
@@ -67,32 +101,39 @@ def test_progress_is_told_until_it_is_ready() -> None:
         (GONE, r"there is no endpoint 'chat'"),
     ],
 )
-def test_what_never_becomes_ready_is_an_error(end: Any, said: str) -> None:
+async def test_what_never_becomes_ready_is_an_error(ask: Asking, end: Any, said: str) -> None:
     with pytest.raises(DynamoError, match=said):
-        client(view("starting"), end).wait_until_ready(view("starting"), 60, RecordingReport())
+        await ask(
+            lambda client: client.wait_until_ready(view("starting"), PATIENCE_S, RecordingReport()),
+            *(view("starting"), end),
+        )
 
 
-def test_what_takes_too_long_stays_ordered() -> None:
+async def test_what_takes_too_long_stays_ordered(ask: Asking) -> None:
     with pytest.raises(SupervisorError, match=r"not ready after 0\.01 s: chat is waiting: no device; it stays ordered"):
-        client(view("waiting", "no device")).wait_until_ready(view("starting"), 0.01, RecordingReport())
+        await ask(
+            lambda client: client.wait_until_ready(view("starting"), 0.01, RecordingReport()),
+            view("waiting", "no device"),
+        )
 
 
-def test_deletion_is_done_when_it_is_gone() -> None:
+async def test_deletion_is_done_when_it_is_gone(ask: Asking) -> None:
     report = RecordingReport()
-    client(view("deleting", "2 requests in flight"), GONE).wait_until_gone("chat", 60, report)
+    ending = view("deleting", "2 requests in flight")
+    await ask(lambda client: client.wait_until_gone("chat", PATIENCE_S, report), ending, GONE)
     assert report.lines == ["chat is deleting: 2 requests in flight"]
     with pytest.raises(SupervisorError, match=r"endpoint chat is not gone after 0\.01 s"):
-        client(view("deleting")).wait_until_gone("chat", 0.01, report)
+        await ask(lambda client: client.wait_until_gone("chat", 0.01, report), view("deleting"))
 
 
-def test_an_empty_name_leads_to_no_other_path() -> None:
-    server = Answers(view())
-    for name in ("", "a/b"):
-        with pytest.raises(UsageError, match="is no name for an endpoint"):
-            EndpointClient(cast("Any", server)).order(GET_ENDPOINT, name)
-    assert server.asked == []
-    assert EndpointClient(cast("Any", server)).order(GET_ENDPOINT, "chat") == view()
-    assert server.asked == [(GET_ENDPOINT, {"name": "chat"})]
+@pytest.mark.parametrize("name", ["", "a/b"])
+async def test_an_empty_name_leads_to_no_other_path(ask: Asking, name: str) -> None:
+    with pytest.raises(UsageError, match="is no name for an endpoint"):
+        await ask(lambda client: client.order(GET_ENDPOINT, name), view())
+
+
+async def test_an_endpoint_is_as_it_is_answered(ask: Asking) -> None:
+    assert await ask(lambda client: client.order(GET_ENDPOINT, "chat"), view()) == view()
 
 
 def test_an_update_of_bounds_is_done_at_once() -> None:

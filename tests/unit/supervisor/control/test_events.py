@@ -14,19 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo_local.control.events import events_of
 from dynamo_local.core.errors import NotRunningError, UsageError
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.events import PASSING_KINDS, Event
 from dynamo_local.supervisor.control.api import ControlApi
 from dynamo_local.supervisor.control.http import application
 from dynamo_local.supervisor.control.reports import EventAnswers
 from dynamo_local.supervisor.server.reports.event_log import MAX_RECENT, RECENT_S, EventLog, RecentEvents
 from state.locks import ServerLock
 from state.paths import StatePaths
-from tests.event_stream import events_of
 from tests.unit.supervisor.control.listening import listening
 from tests.unit.supervisor.recording import RecordingReport
 
-KINDS = ("scale", "drain", "death", "request")
+KINDS = ("scale", "drain", "death", "request", "state")
 PATIENCE_S = 20.0
 
 
@@ -92,6 +92,16 @@ async def test_the_list_has_the_events_of_the_last_hour_with_their_ids() -> None
     assert [one["id"] for one in await station.listed("?kind=death,drain")] == ["1000000.4"]
 
 
+async def test_who_asks_from_now_on_learns_after_which_id_that_is() -> None:
+    station = Station()
+    station.recent.add(named(0))
+    answer = (await station.get("?after=now")).json()
+    assert (answer["data"], answer["last"]) == ([], "1000000.1")
+    station.recent.add(named(1, "state"))
+    found = await station.listed(f"?after={answer['last']}&kind=state")
+    assert [one["what"] for one in found] == ["event 1"]
+
+
 @pytest.mark.parametrize("after", ["999000.2", "2", "", "1000000.x", "1000000.", "1000000.-1", "\u0662"])
 async def test_an_id_of_another_server_or_none_leaves_no_event_out(after: str) -> None:
     station = Station()
@@ -129,7 +139,7 @@ async def test_a_reader_that_is_cut_again_and_again_is_told_each_event_once(
             station.recent.ended = False
     station.recent.end()
     told += await station.stream(told[-1][0] if told else "", query)
-    asked_for = wanted or {*KINDS} - {"request"}
+    asked_for = wanted or {*KINDS} - PASSING_KINDS.keys()
     meant = [named(number, kind) for number, (kind, _) in enumerate(steps) if kind in asked_for]
     assert [event for _, event in told] == meant
     assert len({event_id for event_id, _ in told}) == len(told)

@@ -8,8 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from dynamo_local.core.endpoints.checks import read_spec
 from dynamo_local.core.errors import StateError
-from dynamo_local.core.messages.endpoints import BoardRevision
+from dynamo_local.core.messages.endpoints import BoardRevision, EndpointStatus, EndpointView
+from dynamo_local.core.messages.events import Event
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.endpoints.board import BoardWriter
 from state.endpoints.board import decode_board
@@ -26,7 +28,7 @@ class SilentBus:
 
 def writer(path: Path, bus: SilentBus) -> BoardWriter:
     revisions = (BoardRevision("chat@1", True, ("chat",)),)
-    return BoardWriter(path, cast("Any", bus), Subjects("many"), lambda: (revisions, ()), RecordingReport())
+    return BoardWriter(path, cast("Any", bus), Subjects("many"), lambda: (revisions, ()), RecordingReport(), [].append)
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b'{"number": 1, "revisions": [', b"\xff"])
@@ -59,3 +61,26 @@ def test_a_board_that_cannot_be_written_is_written_later(tmp_path: Path) -> None
         assert decode_board(board.path.read_bytes()).revisions[0].revision == "chat@1"
 
     asyncio.run(scenario())
+
+
+def test_each_change_of_an_endpoint_is_told_once_also_while_the_board_cannot_be_written(tmp_path: Path) -> None:
+    spec = read_spec({"name": "chat", "model": "m"})
+    views: list[EndpointView] = []
+    told: list[Event] = []
+
+    async def scenario() -> None:
+        (tmp_path / "run").touch()
+        board = BoardWriter(
+            tmp_path / "run" / "board.json",
+            *(cast("Any", SilentBus()), Subjects("many"), lambda: ((), tuple(views)), RecordingReport(), told.append),
+        )
+        for now in ([EndpointView(spec, EndpointStatus("starting"), 0.0, 0.0)],) * 2, ([],):
+            for views[:] in now:
+                with pytest.raises(StateError):
+                    await board.publish()
+
+    asyncio.run(scenario())
+    assert [(one.kind, one.what, one.endpoint) for one in told] == [
+        ("state", "chat is starting", "chat"),
+        ("state", "chat is gone", "chat"),
+    ]

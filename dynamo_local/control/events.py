@@ -1,4 +1,4 @@
-"""Follows the events of a server by the control API, as a program of a user's would."""
+"""Follows the events of a server on this machine: a stream of server-sent events over its unix socket. Blocks."""
 
 from __future__ import annotations
 
