@@ -95,12 +95,14 @@ class HttpClients:
             got.longest_silence_s = self._stall_s
             outcome, reason = Outcome.FORGOTTEN, f"nothing for {self._stall_s:g} s"
         except (httpx.HTTPError, RuntimeError) as error:
-            outcome, reason = Outcome.ERROR, f"{type(error).__name__} {error}"
-            died = engines_died(reason)
-            if died is not None and died <= sum(at >= got.asked_at for at in self._deaths):
-                outcome = Outcome.ENGINES_DIED
+            outcome, reason = await self._judge_error(question, got, f"{type(error).__name__} {error}")
         what = f"{question.prompt[:14]!r}, {question.sampling}, {len(got.tokens)} of {question.max_tokens} tokens"
         self.results.add(outcome, len(got.tokens), got.longest_silence_s, reason, what)
+
+    async def _judge_error(self, question: Question, got: Got, reason: str) -> tuple[Outcome, str]:
+        died = engines_died(reason)
+        explained = died is not None and died <= sum(at >= got.asked_at for at in self._deaths)
+        return Outcome.ENGINES_DIED if explained else Outcome.ERROR, reason
 
     async def _ask(self, question: Question) -> Got:
         got = Got()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -83,8 +83,8 @@ class SameTokens:
 
     model = "random"
 
-    def __init__(self, seed: int) -> None:
-        self._questions = _questions(seed, SAMPLINGS)
+    def __init__(self, seed: int, samplings: Sequence[Mapping[str, Any]] = SAMPLINGS) -> None:
+        self._questions = _questions(seed, samplings)
         self._answers: dict[Question, list[int]] = {}
 
     async def learn(self, ask: Ask) -> list[Question]:
@@ -142,7 +142,7 @@ class GreedyTokens:
         raise RuntimeError(f"the oracle has no answer: {why}")
 
 
-def _questions(seed: int, samplings: tuple[Mapping[str, Any], ...]) -> list[Question]:
+def _questions(seed: int, samplings: Sequence[Mapping[str, Any]]) -> list[Question]:
     rng = random.Random(f"{seed} questions")
     return [
         Question(

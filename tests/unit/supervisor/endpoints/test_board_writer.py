@@ -28,7 +28,9 @@ class SilentBus:
 
 def writer(path: Path, bus: SilentBus) -> BoardWriter:
     revisions = (BoardRevision("chat@1", True, ("chat",)),)
-    return BoardWriter(path, cast("Any", bus), Subjects("many"), lambda: (revisions, ()), RecordingReport(), [].append)
+    return BoardWriter(
+        path, cast("Any", bus), Subjects("many"), lambda: (revisions, ()), RecordingReport(), lambda _: None
+    )
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b'{"number": 1, "revisions": [', b"\xff"])
@@ -74,10 +76,10 @@ def test_each_change_of_an_endpoint_is_told_once_also_while_the_board_cannot_be_
             tmp_path / "run" / "board.json",
             *(cast("Any", SilentBus()), Subjects("many"), lambda: ((), tuple(views)), RecordingReport(), told.append),
         )
-        for now in ([EndpointView(spec, EndpointStatus("starting"), 0.0, 0.0)],) * 2, ([],):
-            for views[:] in now:
-                with pytest.raises(StateError):
-                    await board.publish()
+        starting = EndpointView(spec, EndpointStatus("starting"), 0.0, 0.0)
+        for views[:] in ([starting], [starting], []):
+            with pytest.raises(StateError):
+                await board.publish()
 
     asyncio.run(scenario())
     assert [(one.kind, one.what, one.endpoint) for one in told] == [
