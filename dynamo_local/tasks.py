@@ -1,9 +1,10 @@
-"""Named tasks with a guard: the failure of a background task is noticed at once, and ends its process."""
+"""Named tasks with a guard: the failure of a background task is noticed at once, and ends its process. Also: work that
+is finished though its task is cancelled, and several works at the same time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -111,3 +112,17 @@ async def finish(work: Awaitable[_T]) -> _T:
         # Its error concerns nobody any more.
         working.exception()
         raise
+
+
+async def side_by_side(works: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Return the results in the order of the works. One that fails stops no other; the first error is raised once all
+    have come to an end. Whoever is cancelled cancels all, and waits for them."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        if tasks:
+            await asyncio.wait(tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return [task.result() for task in tasks]

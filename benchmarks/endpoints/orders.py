@@ -39,8 +39,8 @@ from dynamo_local.core.messages.endpoints import view_of
 from state.endpoints.registry import read_registry
 from state.machine.processes import ProcFs
 from state.paths import StatePaths
+from state.statefile.leftovers import leftovers
 from state.statefile.model import State
-from state.statefile.reconcile import leftovers
 from state.statefile.store import StateStore
 
 SUMMARY = "1,000 random orders about endpoints, and kills: is there what was ordered, and nothing else?"

@@ -14,7 +14,7 @@ from state.files import DIRECTORY_MODE, FILE_MODE, system_errors
 from state.locks import ServerLock
 from state.machine.processes import ProcFs
 from state.paths import StatePaths
-from state.statefile.reconcile import clear_leftovers, leftovers
+from state.statefile.leftovers import clear_leftovers, leftovers
 
 
 def repair(root: Path) -> list[str]:

@@ -10,7 +10,7 @@ from dynamo_local.core.names import WATCHER_ENV
 from dynamo_local.process.forkserver.protocol import SPARE_MODULE
 from state.machine.processes import Process, ProcFs, alive, start_time
 from state.paths import StatePaths
-from state.statefile.reconcile import leftovers
+from state.statefile.leftovers import leftovers
 
 _LAUNCHER = b"dynamo_local.process.forkserver.launcher"
 _HELPERS = (

@@ -21,8 +21,8 @@ from state.devices.inventory import CPU_SLOTS_VARIABLE, driver_present, usable_c
 from state.endpoints.board import read_board
 from state.machine.processes import Process, ProcFs, kin
 from state.paths import StatePaths
+from state.statefile.leftovers import leftovers
 from state.statefile.model import State
-from state.statefile.reconcile import leftovers
 from state.statefile.store import StateStore
 
 PATIENCE_S = 120.0

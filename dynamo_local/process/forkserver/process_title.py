@@ -1,7 +1,7 @@
 """Has /proc show a forked process's own command line and environment, not those of its parent.
 
 The kernel reads both from the memory into which it wrote them when the program started. `ps` shows them, and the
-processes of a crashed server are recognised by them (state/statefile/reconcile.py). The process's environment must
+processes of a crashed server are recognised by them (state/statefile/leftovers.py). The process's environment must
 have been replaced before, because the old one lies in the memory that is overwritten here.
 """
 

@@ -1,16 +1,8 @@
 """The actuator: makes changes of what runs. Nothing else adds, removes or restarts workers.
 
 The graph's own processes have one, and so have the workers of each endpoint. They exist in the server alone. Each step
-of a change leaves the statefile and circus such that `reconcile` can tell what was under way, and finish it:
-
-    reserved, not claimed        the reservation is released
-    claimed, no watcher          the start never happened: the claim is released
-    starting, with a watcher     awaited, then settled, or undone
-    retiring                     told to end again, awaited, released
-    restarting                   told to end again, awaited, started again, awaited
-    a watcher without a claim    ended and removed
-
-Whoever holds the lock on changes is the only one to make any, so every mark that is found then was left behind.
+of a change leaves the statefile and circus such that `reconcile` can tell what was under way, and finish it: steps.py
+has the table.
 """
 
 from __future__ import annotations
@@ -42,12 +34,12 @@ from dynamo_local.supervisor.actuator.add import WorkerAddition
 from dynamo_local.supervisor.actuator.ports import Ports, Result
 from dynamo_local.supervisor.actuator.remove import UNDO_S, WorkerRemoval
 from dynamo_local.supervisor.actuator.restart import WorkerRestart
-from dynamo_local.supervisor.actuator.side_by_side import side_by_side
+from dynamo_local.supervisor.actuator.steps import unclaimed
 from dynamo_local.supervisor.actuator.unfinished import Unfinished
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
+from dynamo_local.tasks import side_by_side
 from state.statefile.model import Component
-from state.statefile.reconcile import unclaimed
 from state.statefile.transitions import remove_revision, retire
 
 

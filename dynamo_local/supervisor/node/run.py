@@ -26,7 +26,7 @@ from state.devices.inventory import probe
 from state.files import make_private_directory, remove_tree, replace_file
 from state.locks import ServerLock, is_locked
 from state.paths import STATE_DIR_VARIABLE, StatePaths, state_root
-from state.statefile.reconcile import clear_leftovers
+from state.statefile.leftovers import clear_leftovers
 
 _NO_HTTP = HttpAddress("127.0.0.1", 0)
 """The root service, which has an address, is at the head."""

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from dynamo_local.core.errors import DeviceError, DynamoError, SilentNodeError, StateError, SupervisorError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.names import LOCAL_NODE, Watcher, parse_watcher
-from dynamo_local.supervisor.actuator.side_by_side import side_by_side
 from dynamo_local.supervisor.places.books import Books
 from dynamo_local.supervisor.places.cluster import Cluster, ClusterNode, Slot
 from dynamo_local.supervisor.places.far import FarPlaces
@@ -27,7 +26,7 @@ from dynamo_local.supervisor.places.port import LogPart, Need, Place, Places, Re
 from dynamo_local.supervisor.places.rooms import NodeRoom, rooms_of
 from dynamo_local.supervisor.places.slots import Slots
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
-from dynamo_local.tasks import finish
+from dynamo_local.tasks import finish, side_by_side
 from state.devices.allocation import Device, DeviceKind, Inventory
 from state.statefile.model import Component, State
 

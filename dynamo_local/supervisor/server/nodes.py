@@ -19,7 +19,6 @@ from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.actuator.actuators import Actuators
 from dynamo_local.supervisor.actuator.add import need_of
 from dynamo_local.supervisor.actuator.reconciler import Reconciler
-from dynamo_local.supervisor.actuator.side_by_side import side_by_side
 from dynamo_local.supervisor.node.order import NodeOrder, installed_versions
 from dynamo_local.supervisor.node.silence import beat_apart
 from dynamo_local.supervisor.places.books import Books
@@ -36,7 +35,7 @@ from dynamo_local.supervisor.server.node_keeper import NodeKeeper
 from dynamo_local.supervisor.server.ownership import Ownership, owner_at
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.settings import ServerSettings
-from dynamo_local.tasks import TaskGuard
+from dynamo_local.tasks import TaskGuard, side_by_side
 
 _ANSWERS_WITHIN_S = 2.0
 """For a question to a node. Whoever asks the head for all nodes waits longer."""

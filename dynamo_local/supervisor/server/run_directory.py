@@ -24,8 +24,8 @@ from state.machine.processes import ProcFs, this_process
 from state.paths import STATE_DIR_VARIABLE, Sockets
 from state.record import ServerRecord, write_record
 from state.remains import remove_remains
+from state.statefile.leftovers import leftovers
 from state.statefile.model import recorded_environment
-from state.statefile.reconcile import leftovers
 from state.statefile.store import StateStore
 from state.statefile.transitions import claim, new_state
 

@@ -23,7 +23,7 @@ from dynamo_local.supervisor.upkeep.devices import DeviceHolds, secured
 from dynamo_local.tasks import TaskGuard, unless
 from state.endpoints.registry import forget
 from state.locks import ServerLock
-from state.statefile.reconcile import clear_leftovers
+from state.statefile.leftovers import clear_leftovers
 
 _BUS_DEADLINE_S = 5.0
 

@@ -16,7 +16,7 @@ from dynamo_local.supervisor.circus.adopted import command_line, parse_adoption
 from dynamo_local.supervisor.circus.client import ACTIVE
 from state.machine.processes import Kin, Process, ProcFs, kin
 from state.paths import StatePaths
-from state.statefile.reconcile import leftovers
+from state.statefile.leftovers import leftovers
 
 _KILL_S = 10.0
 _KEEP_S = 1.0

@@ -19,7 +19,7 @@ from dynamo_local.process.ancestry import PARENT_PID_ENV
 from state.machine.processes import ProcFs
 from state.paths import StatePaths
 from state.remains import has_segments
-from state.statefile.reconcile import leftovers
+from state.statefile.leftovers import leftovers
 from tests.integration.server_process import PATIENCE_S, eventually
 from tests.integration.terminal import Terminal
 

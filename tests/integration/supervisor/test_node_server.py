@@ -25,7 +25,7 @@ from dynamo_local.supervisor.places.port import Need
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from state.machine.processes import ProcFs
 from state.paths import StatePaths
-from state.statefile.reconcile import leftovers
+from state.statefile.leftovers import leftovers
 from state.statefile.store import StateStore
 from tests.integration.nats_process import running_nats
 

@@ -50,13 +50,15 @@ def components(draw: st.DrawFn, device_pool: list[int], service: str, index: int
     text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
     if index == 0 and draw(st.booleans()):
         return Component(name, service, draw(text), "run it")
-    phases: st.SearchStrategy[Phase | None] = st.sampled_from([None, "starting", "retiring"])
+    phases: st.SearchStrategy[Phase | None] = st.sampled_from([None, "reserved", "starting", "retiring", "restarting"])
     count = draw(st.integers(0, min(2, len(device_pool))))
     devices = tuple(device_pool.pop() for _ in range(count))
     share = draw(st.sampled_from([1.0, 0.5, 1 / 3])) if count == 1 else 1.0
-    pid = draw(st.none() | st.integers(1, 2**22))
-    held = Resources(devices, share)
-    return Component(name, service, draw(text), "run it", held, draw(st.none() | text), pid, draw(phases))
+    role, phase, held = draw(text), draw(phases), Resources(devices, share)
+    if phase == "reserved":
+        return Component(name, service, role, "run it", held, phase=phase)
+    lease, pid = draw(st.none() | text), draw(st.none() | st.integers(1, 2**22))
+    return Component(name, service, role, "run it", held, lease, pid, phase)
 
 
 @st.composite

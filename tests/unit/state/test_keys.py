@@ -19,7 +19,7 @@ from state.keys import KEYS, read_key_registry
 from state.locks import ServerLock
 from state.namespaces import find_servers, with_registry
 from state.paths import StatePaths
-from state.statefile.reconcile import clear_leftovers
+from state.statefile.leftovers import clear_leftovers
 from tests.unit.state.builders import in_child
 from tests.unit.state.statefile.test_store import DyingDisk
 

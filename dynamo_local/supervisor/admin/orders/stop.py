@@ -15,7 +15,7 @@ from state.machine.processes import ProcFs, alive, start_time
 from state.namespaces import find_servers
 from state.paths import StatePaths
 from state.remains import has_segments
-from state.statefile.reconcile import clear_leftovers, leftovers
+from state.statefile.leftovers import clear_leftovers, leftovers
 from state.statefile.store import StateStore
 
 _POLL_S = 0.05

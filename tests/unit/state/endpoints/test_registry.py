@@ -30,7 +30,7 @@ from state.files import DiskError
 from state.locks import ServerLock
 from state.namespaces import find_servers, with_registry
 from state.paths import StatePaths
-from state.statefile.reconcile import clear_leftovers
+from state.statefile.leftovers import clear_leftovers
 from tests.unit.state.builders import in_child
 from tests.unit.state.statefile.test_store import DyingDisk
 from tests.unit.state.stepping_disk import SteppingDisk

@@ -12,7 +12,6 @@ from dynamo_local.core.errors import StateError
 from dynamo_local.core.names import Watcher
 from state.devices.allocation import allocate, cpu_slots
 from state.statefile.model import State, decode, encode
-from state.statefile.reconcile import reconcile
 from state.statefile.transitions import (
     claim,
     claimed,
@@ -140,7 +139,6 @@ def test_a_worker_that_restarts_keeps_name_and_devices_until_it_is_settled() -> 
     state = restart(disaggregated(), name)
     assert in_phase(state, "restarting") == (name,)
     assert taken(state) == {0, 1}
-    assert reconcile(state, {"dynamo_Frontend", "dynamo_PrefillWorker"}) == (state, ())
     assert settle(state, name) == disaggregated()
 
 
@@ -188,13 +186,6 @@ def test_a_revision_without_processes_is_removed_as_a_whole() -> None:
     assert remove_revision(left, "chat@1") == left
     with pytest.raises(StateError, match="own entries"):
         remove_revision(left, "")
-
-
-def test_only_those_that_are_looked_at_let_go() -> None:
-    state = of_revisions()
-    after, notes = reconcile(state, (), lambda name: "chat@2" in name)
-    assert after == release(state, "dynamo_chat@2_VllmWorker")
-    assert len(notes) == 1
 
 
 def far(state: State) -> State:

@@ -7,54 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dynamo_local.core.errors import StateError
 from state.files import make_run_directory, make_sockets, replace_file
 from state.locks import ServerLock
 from state.machine.processes import Process
 from state.paths import StatePaths
-from state.statefile.model import State
-from state.statefile.reconcile import clear_leftovers, leftovers, reconcile, unclaimed
+from state.statefile.leftovers import clear_leftovers, leftovers
 from state.statefile.store import StateStore
-from state.statefile.transitions import release, taken
-from tests.unit.state.builders import disaggregated, python, states
-
-WATCHERS = st.sets(st.sampled_from(["dynamo_Frontend", "dynamo_VllmWorker", "dynamo_VllmWorker_1", "dynamo_Stray"]))
-
-
-class TestReconcile:
-    def test_a_claim_without_a_process_is_released(self) -> None:
-        state, notes = reconcile(disaggregated(), {"dynamo_Frontend", "dynamo_VllmWorker"})
-        assert state == release(disaggregated(), "dynamo_PrefillWorker")
-        assert notes == ("dynamo_PrefillWorker has no process: its claim (devices [1]) is released",)
-
-    @given(states(), WATCHERS)
-    def test_it_is_idempotent(self, state: State, alive: set[str]) -> None:
-        once, _ = reconcile(state, alive)
-        assert reconcile(once, alive) == (once, ())
-
-    @given(states(), WATCHERS)
-    def test_exactly_the_dead_let_go(self, state: State, alive: set[str]) -> None:
-        after, notes = reconcile(state, alive)
-        before = {name for name, component in state.components.items() if component.holds}
-        holding = {name for name, component in after.components.items() if component.holds}
-        assert holding == before & alive
-        assert len(notes) == len(before - alive)
-        assert all(after.components[name] == state.components[name] for name in holding)
-        assert taken(after) <= taken(state)
-
-    @given(states(), WATCHERS)
-    def test_templates_stay(self, state: State, alive: set[str]) -> None:
-        templates = {name for name, c in state.components.items() if c.watcher.index == 0}
-        assert templates <= set(reconcile(state, alive)[0].components)
-
-    @given(states(), WATCHERS)
-    def test_unclaimed_are_those_alive_that_hold_nothing(self, state: State, alive: set[str]) -> None:
-        after, _ = reconcile(state, alive)
-        holding = {name for name, component in after.components.items() if component.holds}
-        assert unclaimed(state, alive) == unclaimed(after, alive) == tuple(sorted(alive - holding))
+from tests.unit.state.builders import disaggregated, python
 
 
 def environ(**changes: str) -> dict[str, str]:

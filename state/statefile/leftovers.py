@@ -1,11 +1,8 @@
-"""Compares the state with what runs, and clears what a crashed server has left.
-
-`reconcile`, `unclaimed` and `leftovers` decide and are pure; `clear_leftovers` acts, at the start of the next server.
-"""
+"""What a crashed server has left: `leftovers` finds its processes, `clear_leftovers` clears all of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable
 
 from dynamo_local.core.errors import ConfigError, NotRunningError, StateError
 from dynamo_local.core.names import NAMESPACE_ENV, WATCHER_ENV, parse_watcher
@@ -13,9 +10,7 @@ from state.locks import ServerLock
 from state.machine.processes import Process, Processes, ProcFs
 from state.paths import StatePaths, state_root
 from state.remains import remove_remains
-from state.statefile.model import State
 from state.statefile.store import StateStore
-from state.statefile.transitions import release
 
 TERM_S = 5.0
 """Between SIGTERM and SIGKILL, for a process whose server is dead: its answers reach nobody any more."""
@@ -24,32 +19,6 @@ KILL_S = 5.0
 """For a killed process to be gone. Freeing much memory takes seconds."""
 
 ROUNDS = 5
-
-
-def reconcile(
-    state: State, watchers_alive: Collection[str], among: Callable[[str], bool] = lambda _: True
-) -> tuple[State, tuple[str, ...]]:
-    """Release the claims of watchers that circusd does not know. Returns the new state and a note for each release.
-    `among`: the watchers that are looked at.
-
-    A watcher is known also while its process is about to be started again. Claims in the phase "restarting" are kept
-    for the next process. Idempotent. `watchers_alive`, the watchers that circusd knows, must have been read after
-    `state`: a claim precedes its watcher, so a claim that is younger than the list would look dead.
-    """
-    notes: list[str] = []
-    for name, component in state.components.items():
-        lost = component.holds and component.phase != "restarting" and name not in watchers_alive
-        if lost and among(name):
-            state = release(state, name)
-            held = f"devices {list(component.devices)}" if component.devices else "no device"
-            notes.append(f"{name} has no process: its claim ({held}) is released")
-    return state, tuple(notes)
-
-
-def unclaimed(state: State, watchers_alive: Collection[str]) -> tuple[str, ...]:
-    """Watchers without a claim, sorted: they are to be stopped."""
-    holding = {name for name, component in state.components.items() if component.holds}
-    return tuple(sorted(set(watchers_alive) - holding))
 
 
 def leftovers(paths: StatePaths, processes: Iterable[Process]) -> tuple[Process, ...]:
