@@ -55,11 +55,13 @@ def plan_scaling(
     *,
     even_the_last: bool,
     elsewhere: Mapping[int, str] = MappingProxyType({}),
+    victim: str = "",
 ) -> tuple[Action, ...]:
     """Plan the changes that give each service its number of workers. Removals come first, and free devices for the
     rest. Pure.
 
-    `elsewhere`: devices that others on the machine hold, and who holds them. Raises UsageError for what is not a
+    `elsewhere`: devices that others on the machine hold, and who holds them. `victim`: the worker that leaves first;
+    otherwise that of the highest suffix does. Raises UsageError for what is not a
     service of workers, for more than there are devices for, and, unless `even_the_last`, for the removal of all workers
     that answer requests.
     """
@@ -71,14 +73,14 @@ def plan_scaling(
     for component, number in targets.items():
         template = blueprint.worker(component)
         present = [entry for entry in entries(state, component) if entry.holds]
-        leaving = present[number:]
+        leaving = sorted(present, key=lambda entry: entry.watcher_name == victim)[number:]
         removals += [RemoveWorker(entry.watcher_name, entry.role) for entry in reversed(leaving)]
         additions += [AddWorker(template.role, component)] * (number - len(present))
         devices = summed([devices, template.device_count * (number - len(present))])
         if not template.virtual:
             others = {device_id: who for device_id, who in elsewhere.items() if device_id not in held}
     total, kind = blueprint.device_count, blueprint.inventory.kind
-    if not fits(0, devices, total - len(others)):
+    if additions and not fits(0, devices, total - len(others)):
         raise DeviceError(
             f"that takes {devices:g} devices, and there are {total:g} {noun(kind, int(total))}{held_by(kind, others)}",
             "ask for fewer workers",
@@ -110,14 +112,13 @@ def _check_packing(
         held |= {device: summed([held.get(device, 0), template.share]) for device in found}
 
 
-def plan_drain(state: State, watcher: str, *, even_the_last: bool) -> Action:
-    """Plan the removal of a worker. Pure. Raises UsageError for what is no worker, and as `plan_scaling`."""
+def plan_drain(state: State, blueprint: Blueprint, watcher: str, *, even_the_last: bool) -> tuple[Action, ...]:
+    """Plan to have one worker less, this one. Pure. Raises UsageError for what is no worker, and as `plan_scaling`."""
     worker = worker_of(state, watcher)
     check_not_of_endpoint(worker)
-    change = RemoveWorker(worker.watcher_name, worker.role)
-    if not even_the_last:
-        _check_answered(state, (change,))
-    return change
+    left = sum(entry.holds for entry in entries(state, worker.component)) - 1
+    targets = {worker.component: left}
+    return plan_scaling(state, blueprint, targets, even_the_last=even_the_last, victim=worker.watcher_name)
 
 
 def _restartable(state: State, blueprint: Blueprint, name: str) -> str:
@@ -218,8 +219,8 @@ class WorkerOrders:
         """End one worker in order."""
         order = call.content(WorkerOrder)
 
-        def plan(state: State, _: Blueprint) -> tuple[Action, ...]:
-            return (plan_drain(state, call.names["watcher"], even_the_last=order.force),)
+        def plan(state: State, blueprint: Blueprint) -> tuple[Action, ...]:
+            return plan_drain(state, blueprint, call.names["watcher"], even_the_last=order.force)
 
         return self._begin_planned("drain", call, order, plan)
 

@@ -82,7 +82,7 @@ def together(*changes: Action) -> Work:
 
 
 def drained(fake: Server) -> Work:
-    return applied(plan_drain(fake.state, WORKER, even_the_last=False))
+    return applied(*plan_drain(fake.state, fake.plan, WORKER, even_the_last=False))
 
 
 KINDS: dict[str, tuple[str, int, Callable[[Server], Work], set[int]]] = {

@@ -71,7 +71,7 @@ def test_a_worker_of_an_endpoint_is_not_drained_by_hand() -> None:
     with pytest.raises(
         UsageError, match=r"endpoint chat, whose number of workers the server keeps; `dynamo scale chat="
     ):
-        plan_drain(with_endpoint(), "chat@1_VllmWorker_1", even_the_last=True)
+        plan_drain(with_endpoint(), PLAN, "chat@1_VllmWorker_1", even_the_last=True)
 
 
 def test_all_workers_of_an_endpoint_are_restarted_or_the_one_that_is_named() -> None:
@@ -129,29 +129,38 @@ def test_the_last_worker_that_answers_requests_needs_force() -> None:
     with pytest.raises(UsageError, match=refused):
         drained(force=False)
     assert planned(disaggregated(), PrefillWorker=0) == (RemoveWorker("dynamo_PrefillWorker", "prefill"),)
-    assert planned(disaggregated(), force=True, VllmWorker=0) == (drained(force=True),)
+    assert planned(disaggregated(), force=True, VllmWorker=0) == drained(force=True)
 
 
-def drained(*, force: bool) -> object:
-    return plan_drain(disaggregated(), "dynamo_VllmWorker", even_the_last=force)
+def drained(*, force: bool) -> tuple[object, ...]:
+    return plan_drain(disaggregated(), PLAN, "dynamo_VllmWorker", even_the_last=force)
 
 
 @pytest.mark.parametrize("watcher", ["dynamo_Frontend", "dynamo_VllmWorker_1", "VllmWorker_1", "Frontend", ""])
 def test_only_workers_are_drained(watcher: str) -> None:
     with pytest.raises(UsageError, match="there are: VllmWorker, PrefillWorker"):
-        plan_drain(disaggregated(), watcher, even_the_last=True)
+        plan_drain(disaggregated(), PLAN, watcher, even_the_last=True)
+
+
+def test_a_drain_is_one_worker_less_and_that_one_whatever_the_others_hold() -> None:
+    state = carried_out(disaggregated(), ADD, ADD)
+    for name in ("dynamo_VllmWorker", "dynamo_VllmWorker_1", "dynamo_VllmWorker_2"):
+        assert plan_drain(state, PLAN, name, even_the_last=False) == (RemoveWorker(name, "decode"),)
+    # Devices may be lost with a node of the cluster.
+    shrunk = msgspec.structs.replace(PLAN, cluster_devices=1.0)
+    assert len(plan_drain(state, shrunk, "VllmWorker_1", even_the_last=False)) == 1
 
 
 @pytest.mark.parametrize("name", ["dynamo_VllmWorker_1", "VllmWorker_1"])
 def test_a_worker_is_named_in_full_or_without_its_namespace(name: str) -> None:
     state = carried_out(disaggregated(), ADD)
-    assert plan_drain(state, name, even_the_last=False) == RemoveWorker("dynamo_VllmWorker_1", "decode")
+    assert plan_drain(state, PLAN, name, even_the_last=False) == (RemoveWorker("dynamo_VllmWorker_1", "decode"),)
     assert restarts(state, name) == (Restart("dynamo_VllmWorker_1", "decode"),)
 
 
 def test_a_worker_of_another_namespace_is_told_from_none() -> None:
     with pytest.raises(UsageError, match=r"belongs to namespace second, not to dynamo; add --namespace"):
-        plan_drain(disaggregated(), "second_VllmWorker", even_the_last=True)
+        plan_drain(disaggregated(), PLAN, "second_VllmWorker", even_the_last=True)
 
 
 @given(st.integers(0, 7), st.integers(0, 7), st.integers(0, 7), st.integers(0, 7))
