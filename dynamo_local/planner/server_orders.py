@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from dynamo_local.control.client import ControlClient
 from dynamo_local.control.operations import BEGIN_PLANNING, SCALE_ENDPOINT, TAKE_ACTION, Operation
-from dynamo_local.control.orders import OrderView
+from dynamo_local.control.orders import follow
 from dynamo_local.core.errors import DynamoError, NotRunningError, UnansweredError, UsageError
 from dynamo_local.core.messages.endpoints import EndpointStatus, view_of
 from dynamo_local.core.planning.actions import Action, ActionOutcome, DeviceLimits
@@ -24,8 +21,7 @@ from dynamo_local.log_once import LogOnce
 _log = logging.getLogger(__name__)
 
 _WITHIN_S = 10.0
-"""For each answer, which comes at once unless the server is stopped. A planner that ends waits for it, too."""
-_LOOK_EVERY_S = 0.2
+"""For each answer, which comes within 5 s unless the server is stopped. A planner that ends waits for it, too."""
 _TRY_EVERY_S = 1.0
 
 
@@ -58,32 +54,30 @@ class ServerOrders:
     async def take_action(self, action: Action, limits: DeviceLimits, why: str) -> ActionOutcome:
         """Have an action carried out, and return its outcome. The server goes on with it when this is cancelled.
 
-        A server that was started again is told first that this planner acts. Raises NotRunningError when the server has
-        ended, and what the order ends with, or why it is not begun.
+        A server that was started again is told first that this planner acts. Raises NotRunningError when no server
+        runs, SupervisorError when it has ended meanwhile, and what the order ends with, or why it is not begun.
         """
         order = {
-            "id": secrets.token_hex(8),
             "pid": os.getpid(),
             "action": action,
             "why": why,
             "max_devices": limits.max_devices,
             "ready_timeout_s": self.change_timeout_s,
         }
+        following, failure = follow(self.server, TAKE_ACTION, order, _log.info, timeout_s=_WITHIN_S), LogOnce(_log)
+        ask = next(following)
         try:
-            view = await self._view(order)
+            answer = await _answer(ask, failure)
         except UsageError:
             await self.begin_planning(waits=False)
-            view = await self._view(order)
-        told = 0
+            answer = await _answer(ask, failure)
         while True:
-            for step in view.steps[told:]:
-                _log.info("%s", step)
-            told = len(view.steps)
-            if view.state != "running":
+            try:
+                ask = following.send(answer)
+            except StopIteration as ended:
+                (found,) = ended.value
                 break
-            await asyncio.sleep(_LOOK_EVERY_S)
-            view = await self._view(order)
-        (found,) = view.result
+            answer = await _answer(ask, failure)
         return ActionOutcome(action, found["done"], found["watcher"], found["note"], found["took_s"])
 
     async def scale(self, order: ScaleEndpoint) -> tuple[OrderOutcome, EndpointStatus | None]:
@@ -95,15 +89,15 @@ class ServerOrders:
         except DynamoError as error:
             return OrderOutcome(False, error.cause), None
 
-    async def _view(self, order: Mapping[str, Any]) -> OrderView:
-        """How far the order is. Given again, it is not carried out again; so it is until an answer comes."""
-        failure = LogOnce(_log)
-        while True:
-            try:
-                return msgspec.convert(await self._ask(TAKE_ACTION, order), OrderView)
-            except UnansweredError as error:
-                failure.warn(f"an action is under way, and {error.cause}")
-            await asyncio.sleep(_TRY_EVERY_S)
-
     async def _ask(self, operation: Operation, fields: Mapping[str, Any], name: str = "") -> Any:
         return await asyncio.to_thread(self.server.do, operation, fields, timeout_s=_WITHIN_S, name=name)
+
+
+async def _answer(ask: Callable[[], Any], failure: LogOnce) -> Any:
+    """Ask about an order until an answer comes: given again, an order is not carried out again."""
+    while True:
+        try:
+            return await asyncio.to_thread(ask)
+        except UnansweredError as error:
+            failure.warn(f"an action is under way, and {error.cause}")
+        await asyncio.sleep(_TRY_EVERY_S)

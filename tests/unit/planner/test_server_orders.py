@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dynamo_local.control.client import ControlClient
-from dynamo_local.control.operations import BEGIN_PLANNING, TAKE_ACTION, Call
+from dynamo_local.control.operations import BEGIN_PLANNING, GET_ORDER, TAKE_ACTION, Call
 from dynamo_local.control.orders import OrderView
 from dynamo_local.core.errors import DeviceError, NotRunningError, UnansweredError, UsageError
 from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, DeviceLimits
@@ -44,7 +44,7 @@ class Server:
         self.tasks = TaskGuard()
         self._orders = Orders(self.tasks)
         self._api = ControlApi()
-        self._api.take({TAKE_ACTION: self._take, BEGIN_PLANNING: self._begin})
+        self._api.take({TAKE_ACTION: self._take, BEGIN_PLANNING: self._begin, GET_ORDER: self._get})
 
     @asynccontextmanager
     async def runs(self) -> AsyncIterator[None]:
@@ -59,6 +59,11 @@ class Server:
     async def _take(self, call: Call) -> OrderView:
         self._note(call)
         return self._orders.begin("planner", call, call.fields()["id"], self._work)
+
+    async def _get(self, call: Call) -> OrderView:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        return await self._orders.get(call)
 
     def _note(self, call: Call) -> None:
         self.asked.append(call.fields())
@@ -77,7 +82,6 @@ class Server:
 
 @pytest.fixture
 async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
-    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(module, "_TRY_EVERY_S", 0.01)
     server = Server(tmp_path)
     yield server
