@@ -13,11 +13,13 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.admin.asked import AskedServer
 from dynamo_local.supervisor.admin.handlers import admin_handlers
+from dynamo_local.supervisor.circus.process_registry import Registration
 from dynamo_local.supervisor.control.api import ControlApi, ControlSocket
 from state.files import make_sockets
 from state.paths import StatePaths
 from state.statefile.store import StateStore
 from tests.integration.server_process import PATIENCE_S
+from tests.unit.supervisor.recording import RecordingReport
 
 
 @contextmanager
@@ -30,8 +32,11 @@ def answering(paths: StatePaths, address: BusAddress, *, hears: bool = True) -> 
     async def serve() -> None:
         bus = await Bus.connect(address, name="server")
         watch = FleetWatch(bus, Subjects(paths.namespace), everywhere=True)
-        asked = AskedServer(paths, StateStore(paths), cast("Any", None), lambda _: None)
-        await asked.follow(bus, watch)
+        store = StateStore(paths)
+        asked = AskedServer(paths, store, cast("Any", None), lambda _: None)
+        registration = Registration(store, watch.view.members, RecordingReport())
+        watch.subscribe(registration.on_change)
+        await asked.follow(bus, watch, registration)
         await watch.start()
         api = ControlApi()
         api.take(admin_handlers(asked))

@@ -23,13 +23,12 @@ from dynamo_local.core.messages.presence import Presence, as_sent
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.circus.client import CircusClient
-from dynamo_local.supervisor.circus.process_registry import lives_here
+from dynamo_local.supervisor.circus.process_registry import Registration
 from dynamo_local.supervisor.places.port import Places
 from state.endpoints.board import read_board
 from state.paths import StatePaths
 from state.statefile.model import State
 from state.statefile.store import StateStore
-from state.statefile.transitions import heard
 
 _CIRCUS_WITHIN_S = 5.0
 _BUS_WITHIN_S = 1.5
@@ -53,14 +52,16 @@ class AskedServer:
     """Roles are changed one at a time."""
     _bus: Bus | None = field(default=None, init=False)
     _watch: FleetWatch | None = field(default=None, init=False)
+    _registration: Registration | None = field(default=None, init=False)
     _failed: dict[str, Presence] = field(default_factory=dict, init=False)
     """Last presences of workers that have failed, by watcher. Whoever gives work has forgotten them."""
     _report: PlannerReport | None = field(default=None, init=False)
     _reported_at: float = field(default=0.0, init=False)
 
-    async def follow(self, bus: Bus, watch: FleetWatch) -> None:
-        """Answer by this connection, and by this view of all processes, which the caller starts."""
-        self._bus, self._watch = bus, watch
+    async def follow(self, bus: Bus, watch: FleetWatch, registration: Registration) -> None:
+        """Answer by this connection, and by this view of all processes, which the caller starts, and which
+        `registration` follows."""
+        self._bus, self._watch, self._registration = bus, watch, registration
         watch.subscribe(self._on_change)
         await bus.listen(Subjects(self.paths.namespace).planner, PlannerReport, self._on_report)
 
@@ -98,11 +99,11 @@ class AskedServer:
 
     async def state(self) -> State:
         """Read the statefile, with the processes that are heard now. Raises SupervisorError, StateError."""
-        members = [] if self._watch is None else self._watch.view.members()
         try:
-            return heard(await asyncio.to_thread(self.store.read), members, lives_here)
+            state = await asyncio.to_thread(self.store.read)
         except NotRunningError as error:
             raise why_absent(self.paths) from error
+        return state if self._registration is None else self._registration.with_heard(state)
 
     async def board(self) -> Board | None:
         """Read the board of endpoints; None without endpoints."""

@@ -69,27 +69,23 @@ class Registration:
     async def write(self) -> None:
         """Write down what is heard now."""
 
-        def entered(state: State) -> State:
-            # Asked once the update may begin: what was changed meanwhile is not undone by what was heard before.
-            return heard(state, self._members(), self._lives)
-
         try:
-            await finish_in_thread(lambda: self._store.update(entered))
+            # Asked once the update may begin: what was changed meanwhile is not undone by what was heard before.
+            await finish_in_thread(lambda: self._store.update(self.with_heard))
         except (NotRunningError, StateError) as error:
             self._failure.note(f"the processes that run cannot be written down: {error}")
         else:
             self._failure.note("")
+
+    def with_heard(self, state: State) -> State:
+        """The state with the processes that are heard now."""
+        return heard(state, self._members(), self._lives)
 
     def _lives(self, presence: Presence) -> bool:
         """Whether the presence is that of a process which lives on this machine. One that has ended is heard for a
         while, and for as long as NATS is away."""
         started = self._started.get(presence.lease)
         return started is not None and alive(presence.pid, started)
-
-
-def lives_here(presence: Presence) -> bool:
-    """Whether a process of that pid lives on this machine: as far as answers need to know that."""
-    return presence.machine == machine_id() and start_time(presence.pid) is not None
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ class Server:
         watch.subscribe(progress.on_change)
         await self._events.start(bus, watch)
         machinery.follow(watch)
-        await asked.follow(bus, watch)
+        await asked.follow(bus, watch, machinery.registration)
         await watch.start()
         expiry = self._tasks.spawn("fleet", watch.run())
         machinery.hold_devices()

@@ -15,11 +15,13 @@ from dynamo_local.core.messages.presence import Presence
 from dynamo_local.supervisor.admin.asked import AskedServer
 from dynamo_local.supervisor.admin.requests import list_requests
 from dynamo_local.supervisor.admin.status import list_watchers
+from dynamo_local.supervisor.circus.process_registry import Registration
 from state.machine.processes import this_process
 from state.paths import StatePaths
 from state.statefile.model import Component, Resources
 from state.statefile.store import StateStore
 from state.statefile.transitions import new_state
+from tests.unit.supervisor.recording import RecordingReport
 
 READY = Presence("ns_W", "W", "decode", "lease", 7, "ready")
 
@@ -43,17 +45,18 @@ class Watch:
     def __init__(self) -> None:
         self.view = FleetView()
         self.is_heard = True
-        self._listener: Callable[[Change], None] = lambda _: None
+        self._listeners: list[Callable[[Change], None]] = []
 
     def subscribe(self, listener: Callable[[Change], None]) -> None:
-        self._listener = listener
+        self._listeners.append(listener)
 
     async def hears(self, _: float) -> bool:
         return self.is_heard
 
     def observe(self, presence: Presence) -> None:
         for change in self.view.observe(presence, 1.0):
-            self._listener(change)
+            for listener in self._listeners:
+                listener(change)
 
 
 @pytest.fixture
@@ -69,7 +72,9 @@ def server(tmp_path: Path) -> AskedServer:
 @pytest.fixture
 async def watch(server: AskedServer) -> Watch:
     watch = Watch()
-    await server.follow(cast("Any", Bus()), cast("Any", watch))
+    registration = Registration(server.store, watch.view.members, RecordingReport())
+    watch.subscribe(registration.on_change)
+    await server.follow(cast("Any", Bus()), cast("Any", watch), registration)
     return watch
 
 

@@ -17,7 +17,7 @@ from dynamo_local.core.fleet.view import Change, FleetView, Happened
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import Watcher
 from dynamo_local.supervisor.circus import process_registry as module
-from dynamo_local.supervisor.circus.process_registry import Registration, lives_here
+from dynamo_local.supervisor.circus.process_registry import Registration
 from state.locks import FileLock
 from state.machine.identity import machine_id
 from state.paths import StatePaths
@@ -82,17 +82,6 @@ def test_what_is_only_reserved_has_no_process(node: str | None) -> None:
 def test_templates_and_strangers_have_none() -> None:
     state = release(disaggregated(), FAR)
     assert heard(state, [presence(FAR, "x"), presence(f"{FAR}_7", "y"), presence("a_b", "z")], lambda _: True) is state
-
-
-def test_a_process_lives_here_until_it_ends() -> None:
-    gone = forked(lambda: None)
-    mine = presence(HERE, "lease", pid=os.getpid())
-    assert lives_here(mine)
-    os.waitid(os.P_PID, gone, os.WEXITED | os.WNOWAIT)
-    assert not lives_here(msgspec.structs.replace(mine, pid=gone))
-    os.waitpid(gone, 0)
-    assert not lives_here(msgspec.structs.replace(mine, pid=gone))
-    assert not lives_here(msgspec.structs.replace(mine, machine="another one"))
 
 
 class Scene:
@@ -189,6 +178,20 @@ async def test_a_lease_that_was_cleared_does_not_come_back_while_its_process_is_
     scene.store.update(lambda state: clear_lease(state, HERE, "dead"))
     await scene.registration.write()
     assert scene.told(HERE) == (None, None, "router")
+
+
+def test_a_process_is_told_of_until_it_ends_and_only_on_its_own_machine(scene: Scene) -> None:
+    def lease(pid: int, machine: str = machine_id()) -> str | None:
+        scene.hear(msgspec.structs.replace(presence(HERE, f"lease-{pid}-{machine}", pid=pid), machine=machine))
+        return scene.registration.with_heard(both()).components[HERE].lease
+
+    assert lease(os.getpid(), "another one") is None
+    assert lease(os.getpid()) is not None
+    gone = forked(lambda: None)
+    os.waitid(os.P_PID, gone, os.WEXITED | os.WNOWAIT)
+    assert lease(gone) is None
+    os.waitpid(gone, 0)
+    assert lease(gone) is None
 
 
 async def test_a_stranger_with_the_pid_of_a_process_that_ended_is_not_taken_for_it(
