@@ -18,7 +18,7 @@ from dynamo_local.core.names import LOCAL_NODE
 from state.files import DISK, Disk, DiskError, make_private_directory, replace_file, system_errors
 from state.locks import Clock, FileLock, ServerLock, server_pid
 from state.paths import StatePaths
-from state.statefile.model import State, decode, encode
+from state.statefile.model import Owner, State, decode, encode
 
 __all__ = ["ServerLock", "StateStore", "server_pid"]
 
@@ -64,6 +64,8 @@ class StateStore:
         self._clock = clock
         self._decoded: tuple[bytes, State] | None = None
         """What was read or written last. To read again is cheap while nothing changes."""
+        self._owner: Owner | None = None
+        """Of the state that this store has created."""
 
     def create(self, state: State) -> None:
         """Write the first version. Raises StateError if a statefile exists."""
@@ -79,6 +81,7 @@ class StateStore:
             data = encode(state)
             self._write_copy(data)
             replace_file(self.paths.statefile, data, self._disk)
+            self._owner = state.owner
 
     def read(self) -> State:
         """Read the current version. Raises NotRunningError if there is none, UnreadableError if it cannot be read; each
@@ -93,7 +96,8 @@ class StateStore:
         """Replace the state by `change(state)` and return it. No other update happens in between.
 
         `change` must be pure and quick, as it runs under the lock, and may run again. If it raises, nothing is written
-        and the error passes through. Raises as `read`, and LockTimeoutError (a StateError that names the holder).
+        and the error passes through. Raises as `read`, LockTimeoutError (a StateError that names the holder), and
+        StateError for the state of another server, if this store has created its own.
         """
         return self._with_retries(lambda: self._update(change))
 
@@ -158,9 +162,11 @@ class StateStore:
         with self._locked():
             before, damage = self._version()
             self._check_node(before)
+            self._check_owner(before, self._owner or before.owner)
             after = change(before)
             self._check_namespace(after)
             self._check_node(after)
+            self._check_owner(after, before.owner)
             if after != before:
                 data = encode(after)
                 self._write_copy(data)
@@ -225,6 +231,13 @@ class StateStore:
             raise StateError(
                 f"{self.paths.statefile} is written by node {state.node}, and this is node {self._node}",
                 "give each node a state directory of its own",
+            )
+
+    def _check_owner(self, state: State, owner: Owner) -> None:
+        if state.owner != owner:
+            raise StateError(
+                f"{self.paths.statefile} is that of the server with pid {state.owner.pid}, not {owner.pid}",
+                "this server has been replaced: end it",
             )
 
     def _not_running(self) -> NotRunningError:

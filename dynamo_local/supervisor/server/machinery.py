@@ -91,8 +91,8 @@ class Machinery:
         self._all_expendable = all_expendable
         self._death_pipe = DeathPipe()
         self.blueprint = BlueprintFile(launch.paths)
-        self.directory = RunDirectory(launch, lock, report)
         self.store = StateStore(launch.paths)
+        self.directory = RunDirectory(launch, self.store, lock, report)
         self.registry = StateRegistry(self.store)
         self.events = ServerEvents(launch.paths, report)
         self.tasks = TaskGuard()

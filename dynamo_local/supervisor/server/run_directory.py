@@ -37,12 +37,12 @@ _SURVIVOR_KILL_S = 10.0
 class RunDirectory:
     """The files of one server. Each method that creates some registers their removal on the stack that it is given."""
 
-    def __init__(self, launch: Launch, lock: ServerLock, report: Report) -> None:
+    def __init__(self, launch: Launch, store: StateStore, lock: ServerLock, report: Report) -> None:
         self._launch = launch
         self._paths = launch.paths
         self._lock = lock
         self._report = report
-        self._store = StateStore(launch.paths)
+        self._store = store
 
     async def create(self, stack: AsyncExitStack, bus: NatsServer | BusAddress) -> Sockets:
         """Make the directories, and write the files that processes and commands read. Raises StateError.

@@ -16,7 +16,7 @@ from dynamo_local.core.errors import NotRunningError, StateError
 from state.files import Disk
 from state.locks import Clock, FileLock, LockTimeoutError
 from state.paths import StatePaths
-from state.statefile.model import State
+from state.statefile.model import Owner, State
 from state.statefile.store import StateStore
 from state.statefile.transitions import claim, next_watcher, release, taken
 from tests.unit.state.builders import disaggregated, empty_state, forked, in_child, python
@@ -115,6 +115,21 @@ class TestLife:
             far.update(lambda _: disaggregated())
         assert paths.statefile.read_bytes() == before
         far.remove()
+
+    def test_a_server_writes_no_state_of_the_one_that_has_taken_its_place(
+        self, store: StateStore, paths: StatePaths
+    ) -> None:
+        store.create(disaggregated())
+        StateStore(paths).remove()
+        other = msgspec.structs.replace(disaggregated(), owner=Owner(1, 2))
+        StateStore(paths).create(other)
+        before = paths.statefile.read_bytes()
+        with pytest.raises(StateError, match="that of the server with pid 1, not 4321; this server has been replaced"):
+            store.update(lambda state: log_level(state, "debug"))
+        with pytest.raises(StateError, match="that of the server with pid 4321, not 1"):
+            StateStore(paths).update(lambda _: disaggregated())
+        assert paths.statefile.read_bytes() == before
+        assert store.read() == other
 
 
 class TestUnreadable:
