@@ -62,6 +62,7 @@ class Reconciler:
             self._due.discard(endpoint)
             for note in await actuator.reconcile():
                 self.report.step(note)
+            self._failures.pop(endpoint, None)
         except DynamoError as error:
             # The bus may be restarting, for example. The next round tries again.
             self._due.add(endpoint)

@@ -77,3 +77,11 @@ async def test_what_was_requested_or_has_failed_is_tried_until_it_succeeds(serve
             server.news.clear()
     assert sorted(server.reconciled) == ["", "chat"]
     assert server.report.lines.count("a change is left unfinished for now: NATS is away") in (1, 2)
+
+
+async def test_a_failure_that_lasts_is_reported_once_and_one_that_comes_again_is_again(server: Server) -> None:
+    for failures in (["NATS is away"] * 3, ["NATS is away"]):
+        server.failures = list(failures)
+        for _ in (*failures, "success"):
+            await server.reconciler.reconcile()
+    assert server.report.lines == ["a change is left unfinished for now: NATS is away"] * 2
