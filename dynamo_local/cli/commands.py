@@ -25,8 +25,8 @@ GROUPS: dict[str, tuple[Entry, ...]] = {
         Entry("chat", "requests.run", "Chat with MODEL, or with the model of the server that runs."),
         Entry("wait", "server.wait", "Wait until a server or an endpoint is ready."),
         Entry("stop", "server.stop", "Stop a running server, or clean up after a crash."),
-        Entry("batch", "batches.batch", "Run a file of requests; list and cancel batches."),
-        Entry("task", "async_tasks.task", "List, show and cancel asynchronous tasks."),
+        Entry("batch", "jobs", "Run a file of requests; list and cancel batches."),
+        Entry("task", "jobs", "List, show and cancel asynchronous tasks."),
         Entry("load", "load", "Send requests to an OpenAI endpoint and measure the answers."),
     ),
     "Look": (

@@ -12,6 +12,7 @@ from dynamo_local.core.errors import (
     DynamoError,
     EndpointAbsentError,
     EndpointConflictError,
+    ItemAbsentError,
     KeyAbsentError,
     KeyConflictError,
     OrderAbsentError,
@@ -66,7 +67,7 @@ def still_starting() -> UnansweredError:
 
 def status_of(error: DynamoError) -> int:
     """Return the status of an answer. What is not the fault of the order is 503."""
-    if isinstance(error, EndpointAbsentError | KeyAbsentError | OrderAbsentError):
+    if isinstance(error, EndpointAbsentError | ItemAbsentError | KeyAbsentError | OrderAbsentError):
         return NOT_FOUND
     if isinstance(error, EndpointConflictError | KeyConflictError):
         return CONFLICT

@@ -253,6 +253,22 @@ GET_USAGE = Operation(
     },
 )
 
+LIST_JOBS = Operation(
+    "list_jobs",
+    "GET",
+    "/v1/jobs",
+    "List the asynchronous tasks that have not ended, then such batches, the newest of each first.",
+    query={"kind": "`task` or `batch`: only these.", "ended": "Whether also those that have ended."},
+)
+GET_JOB = Operation("get_job", "GET", "/v1/jobs/{job}", "Show an asynchronous task or a batch.")
+CANCEL_JOB = Operation(
+    "cancel_job",
+    "POST",
+    "/v1/jobs/{job}/cancel",
+    "Cancel an asynchronous task, which then has failed, or a batch, of which is kept what was done. One that has "
+    "ended stays as it is.",
+)
+
 _LIMIT = "How many to tell at most."
 _ENDPOINT = "Tell those of this endpoint alone."
 

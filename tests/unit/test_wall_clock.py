@@ -9,7 +9,6 @@ ROOT = Path(__file__).parents[2]
 ASKS = re.compile(r"\btime\.time(_ns)?\(|\bdatetime\.(datetime\.)?(now|today)\(|\butcnow\(|CLOCK_REALTIME")
 
 KNOWN = {
-    "dynamo_local/cli/batches/batch.py": "when a batch was cancelled: shown",
     "dynamo_local/cli/keys/key.py": "whether the end of a key that is created is still to come",
     "dynamo_local/cli/look/usage.py": "what usage is asked for: the time of the question",
     "state/limits_file.py": "a note that keys have changed, which differs from the last one",

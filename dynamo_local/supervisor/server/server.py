@@ -26,6 +26,7 @@ from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.control.api import ControlApi, ControlSocket
 from dynamo_local.supervisor.control.orders import Orders
 from dynamo_local.supervisor.control.reports import EventAnswers, LogAnswers
+from dynamo_local.supervisor.jobs import Jobs
 from dynamo_local.supervisor.places.port import Places
 from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
 from dynamo_local.supervisor.server.launch.launch import Launch
@@ -109,6 +110,7 @@ class Server:
                 await self._nodes.connect(stack, stop.hurry)
             usage = UsageUpkeep(self._paths, self._report, self._settings.usage_days)
             control.take({GET_USAGE: usage.tell})
+            control.take(Jobs(self._paths).handlers)
             control.take({STOP: partial(self._stop, stop)})
             api = self._open_api(stack)
             await machinery.start(stack)

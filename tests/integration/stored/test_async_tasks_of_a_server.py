@@ -15,6 +15,8 @@ import httpx
 import openai
 import pytest
 
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import LIST_JOBS
 from tests.integration.server_process import PATIENCE_S, eventually
 from tests.integration.stored.mocker_server import running, started
 
@@ -121,6 +123,7 @@ def test_tasks_survive_kills(tmp_path: Path, receiver: Receiver) -> None:
         eventually(server.answers, "no API after the death of the frontend")
         listed = server.run("task", "list", "--all")
         assert {each["task_id"] for each in json.loads(listed.stdout)} >= set(tasks), listed.stderr
+        assert {each["task_id"] for each in ControlClient(server.paths).do(LIST_JOBS)["data"]} <= set(tasks)
         late = [client.order(prompt, callback_url=receiver.url) for prompt in prompts]
         server.signal(signal.SIGKILL)
     receiver.takes = True

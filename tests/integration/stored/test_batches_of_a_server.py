@@ -90,6 +90,9 @@ def test_a_life_of_a_batch(server: MockerServer, endpoint: str) -> None:
     assert batch.usage is not None
     assert batch.usage.total_tokens == sum(each["total_tokens"] for each in told) > 0
     assert client.files.retrieve(str(batch.output_file_id)).purpose == "batch_output"
+    shown, cancelled = (json.loads(server.run("batch", what, batch.id).stdout) for what in ("show", "cancel"))
+    assert shown == cancelled == {**shown, **batch.model_dump(exclude_unset=True), "owner": "-"}
+    assert shown in json.loads(server.run("batch", "list").stdout)
 
 
 def test_a_file_is_run_by_command_and_goes_on_after_ctrl_c(server: MockerServer, tmp_path: Path) -> None:

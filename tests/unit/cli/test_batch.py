@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_local.cli.batches.running import BatchFile
+from dynamo_local.cli.batch_file import BatchFile
 from dynamo_local.core.errors import StateError, UsageError
 from dynamo_local.load.http.endpoint import Endpoint, parse_url
 

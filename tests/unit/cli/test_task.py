@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dynamo_local.cli.async_tasks.task import task
+from dynamo_local.cli.jobs import task
 from dynamo_local.core.async_tasks.records import TaskHead, TaskResult
 from state.async_tasks.store import TaskStore, new_task_id
 from state.paths import StatePaths
