@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,6 +15,35 @@ from dynamo_local.core.names import LOCAL_NODE
 def same_fields(source: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the fields of `source` that `kind` has as well."""
     return {name: getattr(source, name) for name in kind.__struct_fields__ if hasattr(source, name)}
+
+
+Level = Literal["ok", "warn", "fail"]
+"""`warn`: works, with less speed, safety or room. `fail`: a server cannot start or cannot work."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """The result of one check. `remedy` is empty if there is nothing to do."""
+
+    check: str
+    level: Level
+    found: str
+    remedy: str = ""
+
+
+def ok(check: str, found: str) -> Finding:
+    return Finding(check, "ok", found)
+
+
+def warn(check: str, found: str, remedy: str) -> Finding:
+    return Finding(check, "warn", found, remedy)
+
+
+def fail(check: str, found: str, remedy: str) -> Finding:
+    return Finding(check, "fail", found, remedy)
+
+
+def any_failed(findings: Iterable[Finding]) -> bool:
+    return any(finding.level == "fail" for finding in findings)
 
 
 class WatcherRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -293,6 +293,12 @@ CHANGE_ROLE = Operation(
 LOOK = Operation(
     "look", "GET", "/v1/fleet", "Tell what all processes announce, how long queues are, and what the planner reports."
 )
+DIAGNOSE = Operation(
+    "diagnose",
+    "GET",
+    "/v1/doctor",
+    "Tell what is wrong with the server and its endpoints, as `dynamo doctor` does; the server itself first.",
+)
 DESCRIBE = Operation(
     "describe", "GET", "/v1/describe/{name}", "Tell everything known of a process, an endpoint or a live request."
 )

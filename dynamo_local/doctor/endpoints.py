@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from dynamo_local.control.answers import Finding, fail, ok, warn
 from dynamo_local.core.errors import StateError
 from dynamo_local.doctor.files import OTHERS
-from dynamo_local.doctor.finding import Finding, fail, ok, warn
 from dynamo_local.doctor.namespaces import namespaces
+from dynamo_local.supervisor.diagnosis import failed_endpoints
 from state.documents import decode
-from state.endpoints.board import read_board
 from state.endpoints.registry import REGISTRY, has_registry, read_registry
-from state.namespaces import is_running
 from state.paths import StatePaths
 
 
-def check_endpoints(root: Path) -> Iterator[Finding]:
-    """Findings for each namespace of the state folder that has a registry."""
+def check_endpoints(root: Path, told: Mapping[str, Sequence[Finding]]) -> Iterator[Finding]:
+    """Findings for each namespace of the state folder that has a registry. `told`: see `told_by_servers`."""
     for paths in namespaces(root):
         if has_registry(paths):
-            yield from _registry(paths)
+            yield from _registry(paths, told)
 
 
 def open_files(paths: StatePaths) -> list[Path]:
@@ -30,7 +29,7 @@ def open_files(paths: StatePaths) -> list[Path]:
     return [path for path in (paths.registry_file, paths.registry_copy) if path.exists() and _is_open(path)]
 
 
-def _registry(paths: StatePaths) -> Iterator[Finding]:
+def _registry(paths: StatePaths, told: Mapping[str, Sequence[Finding]]) -> Iterator[Finding]:
     check, opened = f"endpoints {paths.namespace}", list(_opened(paths))
     try:
         number, damage = len(read_registry(paths).entries), _damage(paths)
@@ -43,7 +42,7 @@ def _registry(paths: StatePaths) -> Iterator[Finding]:
     elif not opened:
         yield ok(check, f"{number} in the registry")
     yield from opened
-    yield from _failed(paths)
+    yield from told[paths.namespace][1:] if paths.namespace in told else failed_endpoints(paths)
 
 
 def _opened(paths: StatePaths) -> Iterator[Finding]:
@@ -63,19 +62,6 @@ def _damage(paths: StatePaths) -> str | None:
         except StateError as error:
             return f"{path} is damaged ({error.cause}); the other one of its two files is whole"
     return None
-
-
-def _failed(paths: StatePaths) -> Iterator[Finding]:
-    """The endpoints of a running server that have failed."""
-    board = read_board(paths) if is_running(paths) else None
-    for view in () if board is None else board.endpoints:
-        if view.status.state == "failed":
-            name = view.spec.name
-            yield warn(
-                f"endpoint {name}",
-                f"has failed: {view.status.reason}",
-                f"`dynamo endpoint update {name} --namespace {paths.namespace}` changes it",
-            )
 
 
 def _is_open(path: Path) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from dynamo_local.control.answers import Finding
 from dynamo_local.doctor.endpoints import check_endpoints
-from dynamo_local.doctor.finding import Finding
 from dynamo_local.doctor.gpus import check_gpus, find_gpus
 from dynamo_local.doctor.hub import check_hub
 from dynamo_local.doctor.kernel import check_kernel
 from dynamo_local.doctor.machine import check_machine
 from dynamo_local.doctor.network import check_network
-from dynamo_local.doctor.servers import check_servers, server_processes
+from dynamo_local.doctor.servers import check_servers, server_processes, told_by_servers
 from dynamo_local.doctor.software import check_software, installed_versions, torch_cuda, vllm_build
 from dynamo_local.doctor.storage import check_storage
 
@@ -20,6 +20,7 @@ from dynamo_local.doctor.storage import check_storage
 def examine(root: Path, cache: Path, host: str, port: int, environ: Mapping[str, str]) -> list[Finding]:
     """`root`: the state folder. `cache`: our folder of models. `host` and `port`: the default ones of the API."""
     versions, cuda = installed_versions(), torch_cuda()
+    told = told_by_servers(root)
     gpus = find_gpus(server_processes(root))
     return [
         *check_software(versions, cuda),
@@ -29,6 +30,6 @@ def examine(root: Path, cache: Path, host: str, port: int, environ: Mapping[str,
         *check_storage(root, cache),
         *check_network(host, port, environ),
         *check_hub(environ),
-        *check_servers(root),
-        *check_endpoints(root),
+        *check_servers(root, told),
+        *check_endpoints(root, told),
     ]

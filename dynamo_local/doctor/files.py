@@ -1,4 +1,4 @@
-"""Reads small files of /proc and /sys, and the sizes of folders. What cannot be read is None."""
+"""Small files of /proc and /sys, and sizes. What cannot be read is None."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+GIB = 2**30
+MIB = 2**20
 OTHERS = 0o077
 """What other users may do, in the mode of a file."""
 
@@ -38,3 +40,8 @@ def size_of(folder: Path, at_most_files: int = 20_000) -> int | None:
         if files > at_most_files:
             return None
     return total
+
+
+def shown_bytes(size: int) -> str:
+    """A size for people: "512 MiB", "3.2 GiB"."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from dynamo_local.doctor.finding import Finding, fail, ok, shown_bytes, warn
+from dynamo_local.control.answers import Finding, fail, ok, warn
+from dynamo_local.doctor.files import shown_bytes
 from dynamo_local.engine.vllm.kv.local_users import other_users
 from state.devices.inventory import Nvml, driver_present, load_nvml
 

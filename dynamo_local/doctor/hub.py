@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from dynamo_local.doctor.files import OTHERS, size_of
-from dynamo_local.doctor.finding import Finding, fail, ok, shown_bytes, warn
+from dynamo_local.control.answers import Finding, fail, ok, warn
+from dynamo_local.doctor.files import OTHERS, shown_bytes, size_of
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 

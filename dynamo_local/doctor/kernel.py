@@ -7,8 +7,8 @@ import re
 import time
 from collections.abc import Iterator
 
+from dynamo_local.control.answers import Finding, fail, ok, warn
 from dynamo_local.doctor.files import number_of, text_of
-from dynamo_local.doctor.finding import Finding, fail, ok, warn
 
 _FAULT_FROM, _FAULT_BEFORE = (6, 13, 0), (6, 18, 45)
 """Kernels with the scheduling fault of docs/internals/cores.md: since "sched/fair: Fix EEVDF entity placement bug

@@ -9,9 +9,9 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from dynamo_local.control.answers import Finding, fail, ok, warn
 from dynamo_local.core.process.shared_memory import ENGINE_SHARED_BYTES
-from dynamo_local.doctor.files import number_of, text_of
-from dynamo_local.doctor.finding import GIB, Finding, fail, ok, shown_bytes, warn
+from dynamo_local.doctor.files import GIB, number_of, shown_bytes, text_of
 from state.devices.inventory import usable_cores
 from state.files import room as room_of
 from state.remains import SHARED_MEMORY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from dynamo_local.doctor.finding import Finding, ok, warn
+from dynamo_local.control.answers import Finding, ok, warn
 from state.machine.listeners import Listener, listener_on
 
 LOOPBACK = ("127.0.0.1", "localhost")

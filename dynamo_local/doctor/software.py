@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from dynamo_local.control.answers import Finding, fail, ok, warn
 from dynamo_local.core.errors import SupervisorError
-from dynamo_local.doctor.finding import Finding, fail, ok, warn
 from dynamo_local.supervisor.server.nats.nats_server import find_binary
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)

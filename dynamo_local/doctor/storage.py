@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynamo_local.doctor.files import OTHERS, size_of
-from dynamo_local.doctor.finding import GIB, MIB, Finding, fail, ok, shown_bytes, warn
+from dynamo_local.control.answers import Finding, fail, ok, warn
+from dynamo_local.doctor.files import GIB, MIB, OTHERS, shown_bytes, size_of
 from dynamo_local.doctor.namespaces import namespaces
 from state.files import nearest, room
 from state.paths import Sockets, StatePaths

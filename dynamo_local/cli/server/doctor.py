@@ -11,7 +11,7 @@ import click
 from dynamo_local.cli.arguments.options import JSON_HELP
 
 if TYPE_CHECKING:
-    from dynamo_local.doctor.finding import Finding
+    from dynamo_local.control.answers import Finding
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _FAILED = 1
@@ -38,8 +38,8 @@ def doctor(fix: bool, as_json: bool) -> int:
     import msgspec
 
     from dynamo_local.cli.server.serve import DEFAULT_HOST, DEFAULT_PORT
+    from dynamo_local.control.answers import any_failed
     from dynamo_local.doctor.examine import examine
-    from dynamo_local.doctor.finding import any_failed
     from dynamo_local.doctor.repair import repair
     from dynamo_local.model.cache import default_cache_root
     from state.paths import state_root

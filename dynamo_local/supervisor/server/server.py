@@ -11,7 +11,7 @@ from typing import Any
 
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.control.operations import CHANGES, GET_USAGE, ROTATE_TOKEN, STOP, Call
+from dynamo_local.control.operations import CHANGES, DIAGNOSE, GET_USAGE, ROTATE_TOKEN, STOP, Call
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.subjects import Subjects
@@ -26,6 +26,7 @@ from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.control.api import ControlApi, ControlSocket
 from dynamo_local.supervisor.control.orders import Orders
 from dynamo_local.supervisor.control.reports import EventAnswers, LogAnswers
+from dynamo_local.supervisor.diagnosis import tell_findings
 from dynamo_local.supervisor.jobs import Jobs
 from dynamo_local.supervisor.places.port import Places
 from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
@@ -111,6 +112,7 @@ class Server:
             usage = UsageUpkeep(self._paths, self._report, self._settings.usage_days)
             control.take({GET_USAGE: usage.tell})
             control.take(Jobs(self._paths).handlers)
+            control.take({DIAGNOSE: partial(tell_findings, self._paths)})
             control.take({STOP: partial(self._stop, stop)})
             api = self._open_api(stack)
             await machinery.start(stack)

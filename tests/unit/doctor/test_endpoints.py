@@ -27,7 +27,7 @@ def paths(tmp_path: Path) -> StatePaths:
 
 
 def levels(root: Path) -> list[tuple[str, str, str]]:
-    return [(finding.check, finding.level, finding.found) for finding in check_endpoints(root)]
+    return [(finding.check, finding.level, finding.found) for finding in check_endpoints(root, {})]
 
 
 def test_a_whole_registry_is_well(paths: StatePaths) -> None:
@@ -52,7 +52,7 @@ def test_a_damaged_file_is_named_while_the_other_one_is_whole(paths: StatePaths)
 def test_a_registry_that_cannot_be_read_fails_with_its_remedy(paths: StatePaths) -> None:
     for path in (paths.registry_file, paths.registry_copy):
         path.write_text("{}")
-    (finding,) = check_endpoints(paths.root)
+    (finding,) = check_endpoints(paths.root, {})
     assert finding.level == "fail"
     assert "cannot be read" in finding.found
     assert "--forget" in finding.remedy
@@ -72,6 +72,6 @@ def test_failed_endpoints_of_a_running_server_are_told_with_their_reasons(paths:
     paths.board_file.write_bytes(msgspec.json.encode(Board(1, (), (broken,))))
     assert levels(paths.root) == [("endpoints here", "ok", "0 in the registry")]
     with ServerLock(paths):
-        _, failed = check_endpoints(paths.root)
+        _, failed = check_endpoints(paths.root, {})
     assert (failed.check, failed.level, failed.found) == ("endpoint chat", "warn", "has failed: no weights")
     assert failed.remedy == "`dynamo endpoint update chat --namespace here` changes it"
