@@ -21,8 +21,8 @@ from state.namespaces import is_running
 from state.paths import Sockets, StatePaths
 from state.record import read_record
 from state.remains import has_segments
+from state.statefile.leftovers import leftovers
 from state.statefile.model import State
-from state.statefile.reconcile import leftovers
 from state.statefile.store import StateStore
 
 _ANSWER_WITHIN_S = 0.3
