@@ -15,9 +15,7 @@ from dynamo_local.core.ports import Engine
 from dynamo_local.engine.kv.network import NetworkSettings, far_kv_here
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, ranks_of
-from dynamo_local.engine.vllm.kv.local_users import LocalUserSettings
-from dynamo_local.engine.vllm.tuning import TuningSettings
-from dynamo_local.engine.vllm.weights.settings import WeightSettings
+from dynamo_local.engine.vllm.settings import VllmSettings
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk.config.schema import SchemaTable, combine, schema_of
 from dynamo_local.sdk.resources import DeviceUse
@@ -83,7 +81,7 @@ class WorkerSettings:
 
 def worker_schema() -> SchemaTable:
     """All keys that a worker takes."""
-    settings = (WorkerSettings, TuningSettings, WeightSettings, MockerSettings, LocalUserSettings, NetworkSettings)
+    settings = (WorkerSettings, VllmSettings, MockerSettings, NetworkSettings)
     return combine(*map(schema_of, settings), engine_schema(), adapter_schema())
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.engine.vllm.requests.adapters import AdapterSettings
+from dynamo_local.engine.vllm.settings import AdapterSettings
 from dynamo_local.engine.vllm.variables import REFUSED
 from dynamo_local.sdk.config.schema import KeySpec, SchemaTable
 

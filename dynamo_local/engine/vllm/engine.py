@@ -32,8 +32,7 @@ from dynamo_local.engine.vllm.kv.pull.messages import Warm
 from dynamo_local.engine.vllm.launch import NO_TRANSFER, Launched, launch
 from dynamo_local.engine.vllm.parking import tell, trim_heap
 from dynamo_local.engine.vllm.processes import EngineProcesses, watch_processes
-from dynamo_local.engine.vllm.requests.adapters import ListAdapters
-from dynamo_local.engine.vllm.tuning import TuningSettings
+from dynamo_local.engine.vllm.settings import ListAdapters, VllmSettings
 from dynamo_local.engine.vllm.weights.prepared import order_prepared
 from dynamo_local.process.forkserver.prepared.orders import PreparedOrder
 from dynamo_local.sdk.config.schema import build_settings
@@ -156,7 +155,7 @@ class VllmEngine:
             _log.warning("this engine transfers no KV: %s", self._no_transfer)
 
     async def _launch(self, progress: Progress) -> Launched:
-        if build_settings(TuningSettings, "the engine", self._config).cpu_tuning:
+        if build_settings(VllmSettings, "the engine", self._config).cpu_tuning:
             self._binding = soft_binding(self._threads, lambda: bool(self._live))
         with ExitStack() as stack:
             if self._binding is not None:

@@ -17,17 +17,16 @@ from dynamo_local.engine.vllm.arguments import chooses_log, engine_schema, to_ar
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding
 from dynamo_local.engine.vllm.environment import settle_threads
 from dynamo_local.engine.vllm.kv.events_config import check_events_config
-from dynamo_local.engine.vllm.kv.local_users import LocalUserSettings, other_users, why_port_forbidden
+from dynamo_local.engine.vllm.kv.local_users import other_users, why_port_forbidden
 from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, FORGOTTEN_S, HOST_PID, NET_DEVICE, STREAM_HOST
 from dynamo_local.engine.vllm.patches.check import applies, require
 from dynamo_local.engine.vllm.patches.kv.cache_changes import let_engines_tell_of_caches
 from dynamo_local.engine.vllm.patches.parking import let_engines_park
 from dynamo_local.engine.vllm.patches.requests import patch_requests
 from dynamo_local.engine.vllm.patches.table import KV_PATCHES
-from dynamo_local.engine.vllm.requests.adapters import AdapterSettings, ListAdapters
-from dynamo_local.engine.vllm.tuning import TuningSettings, tune_cpu_engine
+from dynamo_local.engine.vllm.settings import AdapterSettings, ListAdapters, VllmSettings
+from dynamo_local.engine.vllm.tuning import tune_cpu_engine
 from dynamo_local.engine.vllm.weights.prepared import settle_weights, was_lent
-from dynamo_local.engine.vllm.weights.settings import WeightSettings
 from dynamo_local.process.ancestry import prepare_forks
 from dynamo_local.process.forkserver.prepared.orders import PreparedOrder
 from dynamo_local.sdk.config.schema import build_settings
@@ -101,14 +100,15 @@ def launch(
             args.enable_sleep_mode = True
         return args.create_engine_config()
 
+    ours = build_settings(VllmSettings, "the engine", config)
     # In ordinary memory, KV is read without a port.
     wanted_network = build_settings(NetworkSettings, "the engine", config)
     users = other_users() if wanted_network.kv_network or not current_platform.is_cpu() else []
-    forbidden = why_port_forbidden(users, build_settings(LocalUserSettings, "the engine", config))
+    forbidden = why_port_forbidden(users, trusted=ours.trust_local_users)
     no_stream = None if current_platform.is_cpu() else "streams are of engines on CPUs (kv-stream)"
     far = far_kv_here(wanted_network, bus_host=bus_host, no_port=forbidden, no_stream=no_stream)
     open_port = None if current_platform.is_cpu() else forbidden
-    tuned = build_settings(TuningSettings, "the engine", config).cpu_tuning
+    tuned = ours.cpu_tuning
     vllm_config, identity, no_transfer = _set_up_transfer(configuration, kv_transfer, open_port, tuned=tuned, far=far)
     if current_platform.is_cpu():
         # Creating the configuration has just forced "spawn", which imports vLLM anew in every process. Nothing that
@@ -116,8 +116,8 @@ def launch(
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         if tuned:
             tune_cpu_engine(binding, eager=vllm_config.model_config.enforce_eager)
-    wanted = build_settings(WeightSettings, "the engine", config).prepared_weights and tuned
-    weights = settle_weights(vllm_config, config, wanted=wanted and current_platform.is_cpu())
+    wanted = ours.prepared_weights and tuned and current_platform.is_cpu()
+    weights = settle_weights(vllm_config, config, wanted=wanted)
     # The number of OpenMP threads belongs to a thread, and the engine's processes are forked from this one.
     settle_threads(os.environ)
     prepare_forks()

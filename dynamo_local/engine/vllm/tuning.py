@@ -5,24 +5,10 @@ Known without importing vLLM: the setting is one of the worker's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dynamo_local.engine.vllm.engine_threads import SoftBinding
-
-
-@dataclass(frozen=True)
-class TuningSettings:
-    """Setting of the worker for its engine."""
-
-    cpu_tuning: bool = field(
-        default=True,
-        metadata={
-            "help": "Whether an engine's processes sleep while they wait for each other, keep to the cores of their "
-            "slots, and have no threads without work. With false they run as vLLM, PyTorch and NIXL have it."
-        },
-    )
 
 
 def tune_cpu_engine(binding: SoftBinding | None, *, eager: bool) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from dynamo_local.core.errors import EngineError, RequestError, UsageError
 from dynamo_local.core.messages.work import Submit
-from dynamo_local.engine.vllm.requests.adapters import Adapter
+from dynamo_local.engine.vllm.settings import Adapter
 from dynamo_local.model.adapter import check_adapter
 from tests.unit.adapter_files import FINE, Q_PROJ, adapter, tensors
 

@@ -8,7 +8,7 @@ import pytest
 
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.engine.vllm.arguments import adapter_schema, engine_schema, server_schema, to_argv
-from dynamo_local.engine.vllm.requests.adapters import Adapter, AdapterSettings
+from dynamo_local.engine.vllm.settings import Adapter, AdapterSettings
 from dynamo_local.sdk.config.schema import build_settings, combine
 
 PIRATE = Adapter("pirate", "/adapters/pirate")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 _PERSONS = range(1000, 65534)
@@ -18,22 +17,9 @@ _PERSONS = range(1000, 65534)
 _NO_SHELLS = ("nologin", "false")
 
 
-@dataclass(frozen=True)
-class LocalUserSettings:
-    """Settings of a worker on a GPU about the machine's other users."""
-
-    trust_local_users: bool = field(
-        default=False,
-        metadata={
-            "help": "Whether kv-transfer on GPUs may open a port through which any user of this machine "
-            "can write the memory of the engine."
-        },
-    )
-
-
-def why_port_forbidden(others: Sequence[str], settings: LocalUserSettings) -> str | None:
+def why_port_forbidden(others: Sequence[str], *, trusted: bool) -> str | None:
     """Say why the port must not be opened; None if there are no other users, or they are trusted."""
-    if not others or settings.trust_local_users:
+    if not others or trusted:
         return None
     return (
         "on GPUs it opens a port by which other users of this machine can write the engine's memory, and there are "

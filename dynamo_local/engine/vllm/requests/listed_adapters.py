@@ -21,7 +21,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from dynamo_local.core.errors import AdapterError, EngineError, RequestError
 from dynamo_local.core.messages.endpoints import adapter_name
-from dynamo_local.engine.vllm.requests.adapters import ListAdapters
+from dynamo_local.engine.vllm.settings import ListAdapters
 from dynamo_local.model.files import files_identity
 
 _log = logging.getLogger(__name__)

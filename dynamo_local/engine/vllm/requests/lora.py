@@ -12,8 +12,8 @@ from vllm.lora.utils import get_adapter_absolute_path
 from dynamo_local.core.endpoints.adapters import SLOTS
 from dynamo_local.core.errors import EngineError, RequestError, UsageError
 from dynamo_local.core.messages.endpoints import adapter_name
-from dynamo_local.engine.vllm.requests.adapters import Adapter, ListAdapters
 from dynamo_local.engine.vllm.requests.listed_adapters import ListedAdapters
+from dynamo_local.engine.vllm.settings import Adapter, ListAdapters
 from dynamo_local.model.adapter import check_adapter, read_base
 
 

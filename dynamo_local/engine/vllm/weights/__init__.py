@@ -1,6 +1,5 @@
 """Weights that workers share: loaded once, in a process from which workers are forked (process/forkserver/prepared).
 
-settings.py   the setting
 key.py        what weights depend on, and which ones are not shared
 prepared.py   loads them in a prepared process, has an engine use them, and orders such a process
 """

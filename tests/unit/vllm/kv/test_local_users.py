@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dynamo_local.engine.vllm.kv import local_users
-from dynamo_local.engine.vllm.kv.local_users import LocalUserSettings, other_users, why_port_forbidden
+from dynamo_local.engine.vllm.kv.local_users import other_users, why_port_forbidden
 
 
 def user(name: str, uid: int, shell: str = "/bin/bash") -> pwd.struct_passwd:
@@ -48,9 +48,9 @@ def test_the_owners_of_processes_are_found() -> None:
 
 
 def test_a_gpu_lends_no_kv_beside_others_unless_they_are_trusted() -> None:
-    why = why_port_forbidden(["anna", "ben", "carl", "dora"], LocalUserSettings())
+    why = why_port_forbidden(["anna", "ben", "carl", "dora"], trusted=False)
     assert why is not None
     assert "(anna, ben, carl)" in why
     assert "trust-local-users" in why
-    assert why_port_forbidden(["anna"], LocalUserSettings(trust_local_users=True)) is None
-    assert why_port_forbidden([], LocalUserSettings()) is None
+    assert why_port_forbidden(["anna"], trusted=True) is None
+    assert why_port_forbidden([], trusted=False) is None

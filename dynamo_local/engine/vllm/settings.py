@@ -1,18 +1,46 @@
-"""Configured LoRA adapters. Frontend and workers read the same configuration; requests carry a name only.
-
-In vLLM's format (`--lora-modules name=path`), but known without importing vLLM.
-"""
+"""A worker's settings for a vLLM engine that are not vLLM's own, and LoRA adapters. Known without importing vLLM."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
 
 import msgspec
 
 from dynamo_local.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class VllmSettings:
+    """Settings of a worker with vLLM for its engine."""
+
+    cpu_tuning: bool = field(
+        default=True,
+        metadata={
+            "help": "Whether an engine's processes sleep while they wait for each other, keep to the cores of their "
+            "slots, and have no threads without work. With false they run as vLLM, PyTorch and NIXL have it."
+        },
+    )
+    prepared_weights: bool = field(
+        default=True,
+        metadata={
+            "help": "Whether a process is kept that has loaded the model's weights, so that further workers start "
+            "without loading them. CPU only, and only where memory allows: the weights are there once more."
+        },
+    )
+    trust_local_users: bool = field(
+        default=False,
+        metadata={
+            "help": "Whether kv-transfer on GPUs may open a port through which any user of this machine "
+            "can write the memory of the engine."
+        },
+    )
+
+
+# Configured LoRA adapters. Frontend and workers read the same configuration, in vLLM's format (`--lora-modules
+# name=path`); requests carry a name only.
 
 ListAdapters = Callable[[], tuple[Hashable, Mapping[str, str]]]
 """Adapters that a worker loads when a request asks for one: a version of the list, which differs after each change, and
