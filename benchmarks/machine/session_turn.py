@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal, NoReturn, get_args
 
 from benchmarks.harness.spread import quantile
-from dynamo_local.engine.vllm.patches.tuning.futex_wait import FutexEvent
+from dynamo_local.engine.vllm.patches.tuning import FutexEvent
 from dynamo_local.process.ancestry import prepare_forks
 
 Layout = Literal["one session", "engines apart", "services apart"]

@@ -24,8 +24,8 @@ from dynamo_local.engine.vllm.patches.kv.cache_changes import let_engines_tell_o
 from dynamo_local.engine.vllm.patches.parking import let_engines_park
 from dynamo_local.engine.vllm.patches.requests import patch_requests
 from dynamo_local.engine.vllm.patches.table import KV_PATCHES
+from dynamo_local.engine.vllm.patches.tuning import tune_cpu_engine
 from dynamo_local.engine.vllm.settings import AdapterSettings, ListAdapters, VllmSettings
-from dynamo_local.engine.vllm.tuning import tune_cpu_engine
 from dynamo_local.engine.vllm.weights.prepared import settle_weights, was_lent
 from dynamo_local.process.ancestry import prepare_forks
 from dynamo_local.process.forkserver.prepared.orders import PreparedOrder
@@ -159,7 +159,7 @@ def _set_up_transfer(
     """Make vLLM's configuration, with KV transfer if it is wanted and possible.
 
     Returns it with the identity of the model, or with the reason why KV is not transferred. `forbidden` is such a
-    reason; `tuned`: see tuning.py. vLLM refuses to configure some models with a KV connector, so the first
+    reason; `tuned`: see patches/tuning.py. vLLM refuses to configure some models with a KV connector, so the first
     configuration has none, unless an engine of the same model was configured with one.
     """
     if wanted and forbidden is None and was_lent():

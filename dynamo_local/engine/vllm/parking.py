@@ -81,7 +81,7 @@ def wake_core(core: EngineCore) -> str | None:
 def give_back(worker: object) -> None:
     """Give the KV cache's pages back to the system, and those that the heap does not use. Runs in each worker process,
     on a CPU."""
-    from dynamo_local.engine.vllm.patches.tuning.kv_memory import give_back_kv
+    from dynamo_local.engine.vllm.patches.tuning import give_back_kv
 
     give_back_kv()
     trim_heap()

@@ -69,12 +69,7 @@ _CPU_MODULES = (
     "vllm.v1.worker.cpu_worker",
     "vllm.v1.attention.backends.cpu_attn",
     "dynamo_local.engine.vllm.kv.pull.connector",
-    "dynamo_local.engine.vllm.patches.tuning.compilation",
-    "dynamo_local.engine.vllm.patches.tuning.futex_wait",
-    "dynamo_local.engine.vllm.patches.tuning.kv_memory",
-    "dynamo_local.engine.vllm.patches.tuning.memory_binding",
-    "dynamo_local.engine.vllm.patches.tuning.rank_cores",
-    "dynamo_local.engine.vllm.patches.tuning.torch_groups",
+    "dynamo_local.engine.vllm.patches.tuning",
 )
 
 

@@ -27,7 +27,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("forward", "gather_specific_token_logprobs"):
         monkeypatch.setattr(Sampler, name, getattr(Sampler, name))
     separate_logprobs.__wrapped__()
-    # As in engines (patches/tuning/compilation.py): here, compiling would take longer than all else.
+    # As in engines (patches/tuning.py): here, compiling would take longer than all else.
     with compilation.patch(disable=True):
         yield
 

@@ -15,7 +15,7 @@ from vllm.platforms import current_platform
 from vllm.utils.ompmultiprocessing import OMPProcessManager
 
 from dynamo_local.engine.vllm.frontend.settings import parse
-from dynamo_local.engine.vllm.patches.tuning.rank_cores import start_ranks_on_their_slots
+from dynamo_local.engine.vllm.patches.tuning import start_ranks_on_their_slots
 
 CORES = sorted(os.sched_getaffinity(0))
 

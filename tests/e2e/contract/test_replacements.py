@@ -30,9 +30,7 @@ from dynamo_local.engine.vllm.engine import VllmEngine
 from dynamo_local.engine.vllm.frontend.application import ModelApplication
 from dynamo_local.engine.vllm.launch import _set_up_transfer
 from dynamo_local.engine.vllm.patches.requests import patch_requests
-from dynamo_local.engine.vllm.patches.tuning.futex_wait import wait_without_spinning
-from dynamo_local.engine.vllm.patches.tuning.memory_binding import skip_memory_binding
-from dynamo_local.engine.vllm.patches.tuning.torch_groups import share_process_groups
+from dynamo_local.engine.vllm.patches.tuning import share_process_groups, skip_memory_binding, wait_without_spinning
 from dynamo_local.engine.vllm.processes import watch_processes
 from tests.e2e.llm_server import PATIENCE_S
 

@@ -35,7 +35,7 @@ from dynamo_local.engine.vllm.patches.processes.inherited_setup import (
     register_kernels_once,
 )
 from dynamo_local.engine.vllm.patches.processes.plugins import GROUPS
-from dynamo_local.engine.vllm.patches.tuning.kv_memory import zero_kv_at_first_use
+from dynamo_local.engine.vllm.patches.tuning import zero_kv_at_first_use
 
 _KV_BYTES = 64 * 2**20
 

@@ -41,9 +41,7 @@ from vllm.v1.sample.ops.logprobs import batched_count_greater_than
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from dynamo_local.engine.vllm.describe import TARGET, describe
-from dynamo_local.engine.vllm.patches.tuning.compilation import disable_compilation
-from dynamo_local.engine.vllm.patches.tuning.futex_wait import wait_without_spinning
-from dynamo_local.engine.vllm.patches.tuning.memory_binding import skip_memory_binding
+from dynamo_local.engine.vllm.patches.tuning import disable_compilation, skip_memory_binding, wait_without_spinning
 from dynamo_local.engine.vllm.requests import outputs, wire
 from dynamo_local.engine.vllm.requests.outputs import pack_logprobs
 

@@ -11,7 +11,7 @@ import numpy as np
 from dynamo_local.engine.vllm.kv.memory_agent import MemoryAgent
 from dynamo_local.engine.vllm.kv.network_agent import NetworkAgent, bind_transport
 from dynamo_local.engine.vllm.kv.stream.agent import StreamAgent
-from dynamo_local.engine.vllm.patches.tuning.nixl_threads import sleeping_progress_threads
+from dynamo_local.engine.vllm.patches.tuning import sleeping_progress_threads
 
 PIECE, COUNT = 4096, 64
 SAID = r"[0-9a-f]+ \d+\n"

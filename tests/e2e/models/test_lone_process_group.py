@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 
 PROGRAM = """
 import os, tempfile, torch, torch.distributed as distributed
-from dynamo_local.engine.vllm.patches.tuning.torch_groups import share_process_groups
+from dynamo_local.engine.vllm.patches.tuning import share_process_groups
 
 share_process_groups()
 threads = len(os.listdir("/proc/self/task"))

@@ -46,15 +46,9 @@ def test_workers_take_the_setting() -> None:
     assert (key.kind, key.default) == ("bool", True)
 
 
-def test_every_tuning_patch_is_applied_where_the_setting_is_asked_for_alone() -> None:
-    """Modules of patches/tuning are imported by tuning.py, by the worker's side of the KV connector, or by parking."""
+def test_tuning_patches_are_applied_where_the_setting_is_asked_for_alone() -> None:
+    """By the engine's start, by the worker's side of the KV connector, and by parking."""
     package = ROOT / "dynamo_local/engine/vllm"
-    for path in (package / "patches/tuning").glob("[a-z]*.py"):
-        line = f"from dynamo_local.engine.vllm.patches.tuning.{path.stem} import"
-        users = {
-            str(other.relative_to(package))
-            for other in package.rglob("*.py")
-            if other != path and line in other.read_text()
-        }
-        assert users <= {"tuning.py", "kv/pull/worker.py", "parking.py"}
-        assert users
+    line = "from dynamo_local.engine.vllm.patches.tuning import"
+    users = {str(path.relative_to(package)) for path in package.rglob("*.py") if line in path.read_text()}
+    assert users == {"launch.py", "kv/pull/worker.py", "parking.py"}

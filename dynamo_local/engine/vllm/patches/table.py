@@ -423,7 +423,7 @@ _TUNING: Mapping[str, Patch] = {
         without="each process of an engine configures its logging",
     ),
     "waiting without spinning": Patch(
-        file="patches/tuning/futex_wait.py",
+        file="patches/tuning.py",
         why="processes of an engine poll for each other, on the cores that compute what is waited for",
         test=f"{_CONTRACT}/test_vllm.py::test_processes_are_woken_up_by_what_comes",
         replaces=(
@@ -438,7 +438,7 @@ _TUNING: Mapping[str, Patch] = {
         without="processes of an engine wait for each other in vLLM's own way",
     ),
     "one process group for a lone worker": Patch(
-        file="patches/tuning/torch_groups.py",
+        file="patches/tuning.py",
         why="each of a dozen process groups has a thread that wakes up a hundred times a second",
         test="tests/e2e/models/test_lone_process_group.py::test_a_lone_process_has_one_group_without_a_thread",
         replaces=(
@@ -450,7 +450,7 @@ _TUNING: Mapping[str, Patch] = {
         without="an engine has all the process groups that vLLM makes",
     ),
     "leaving memory where it is": Patch(
-        file="patches/tuning/memory_binding.py",
+        file="patches/tuning.py",
         why="binding memory waits for every core of the machine, for minutes where engines decode",
         test=f"{_CONTRACT}/test_vllm.py::test_workers_bind_memory_where_there_is_a_choice",
         replaces=("torch:ops._C.init_cpu_memory_env",),
@@ -458,7 +458,7 @@ _TUNING: Mapping[str, Patch] = {
         without="workers bind their memory, on machines with one memory node, too",
     ),
     "KV memory zeroed at first use": Patch(
-        file="patches/tuning/kv_memory.py",
+        file="patches/tuning.py",
         why="engines write zeros over their whole KV cache when they start, for a second and more",
         test=f"{_CONTRACT}/test_start.py::test_a_kv_cache_is_zero_and_takes_no_memory_until_it_is_used",
         replaces=("vllm.v1.worker.utils:torch",),
@@ -469,14 +469,14 @@ _TUNING: Mapping[str, Patch] = {
         without="engines touch all of their KV cache when they start",
     ),
     "compiling nothing": Patch(
-        file="patches/tuning/compilation.py",
+        file="patches/tuning.py",
         why="eager engines compile some helpers at their first use, for ten seconds and more",
         test=f"{_CONTRACT}/test_vllm.py::test_what_vllm_marks_to_be_compiled_runs_as_it_is",
         replaces=("torch._dynamo:config.disable",),
         without="eager engines compile some helpers at their first use",
     ),
     "ranks on their slots": Patch(
-        file="patches/tuning/rank_cores.py",
+        file="patches/tuning.py",
         why="OpenMP of a forked worker has read its cores before the fork",
         test=f"{_CONTRACT}/test_ranks.py::test_a_rank_begins_on_the_cores_of_its_slot",
         replaces=("vllm.utils.ompmultiprocessing:OMPProcessManager.configure_omp_envs(self, rank, local_rank)",),
@@ -484,7 +484,7 @@ _TUNING: Mapping[str, Patch] = {
         without="the ranks of an engine share its cores",
     ),
     "NIXL's progress threads": Patch(
-        file="patches/tuning/nixl_threads.py",
+        file="patches/tuning.py",
         why="NIXL's Python package makes each agent's thread poll without a pause",
         test=f"{_CONTRACT}/test_pull.py::test_nixl_takes_what_makes_its_threads_sleep",
         replaces=("nixl._api:nixlBind.nixlAgentConfig.pthrDelay", "nixl._api:nixlBind.nixlAgentConfig.syncMode"),

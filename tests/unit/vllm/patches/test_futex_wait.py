@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.engine.vllm.patches.tuning import futex_wait
-from dynamo_local.engine.vllm.patches.tuning.futex_wait import FUTEX_SYSCALLS, FutexEvent, FutexWait
+from dynamo_local.engine.vllm.patches import tuning
+from dynamo_local.engine.vllm.patches.tuning import FUTEX_SYSCALLS, FutexEvent, FutexWait
 
 _FOR_EVER_S = 600.0
 
@@ -95,7 +95,7 @@ def test_another_process_is_notified(writer: FutexEvent, path: str) -> None:
 
 
 def test_a_reader_that_is_told_to_stop_wakes_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(futex_wait, "_LONGEST_WAIT_S", _FOR_EVER_S)
+    monkeypatch.setattr(tuning, "_LONGEST_WAIT_S", _FOR_EVER_S)
     address = f"ipc://{tmp_path}/queue"
     FutexWait(is_reader=False, context=None, notify_address=address)
     with pytest.raises(FileNotFoundError):

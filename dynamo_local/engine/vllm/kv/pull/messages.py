@@ -27,7 +27,7 @@ HOST_PID = "host_pid"
 """Key in vLLM's configuration of the connector: the process that the engine's processes belong to."""
 
 CPU_TUNING = "cpu_tuning"
-"""Key in the same place: whether the engine is tuned for few cores (tuning.py)."""
+"""Key in the same place: whether the engine is tuned for few cores (patches/tuning.py)."""
 
 NET_DEVICE = "net_device"
 """Key in the same place: network interface on which engines of other machines read KV. Empty: there is none."""
