@@ -363,7 +363,7 @@ class VllmEngine:
 
 def note_segments(private_dir: Path, environ: Mapping[str, str]) -> None:
     """Record the segments of an engine that has started. Native libraries name theirs themselves, so their names are
-    known only now (Python's: patches/processes/shared_memory_names.py)."""
+    known only now (Python's: patches/forks.py)."""
     if SEGMENTS_ENV in environ:
         record_segments(private_dir, descendants(os.getpid()))
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-from dynamo_local.engine.vllm.patches.processes.shared_memory_names import name_segments
+from dynamo_local.engine.vllm.patches.forks import name_segments
 from dynamo_local.engine.vllm.variables import REFUSED
 from dynamo_local.sdk.config.schema import check_variables
 from state.devices.allocation import CPU_CORES_VARIABLE, OMP_THREADS_VARIABLE, SHARE_VARIABLE, cores_of_slots

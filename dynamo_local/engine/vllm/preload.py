@@ -11,14 +11,14 @@ import tempfile
 from pathlib import Path
 
 from dynamo_local.engine.vllm.environment import IMPORT_DEFAULTS, settle_threads
-from dynamo_local.engine.vllm.patches.processes.inherited_setup import (
+from dynamo_local.engine.vllm.patches.forks import (
     ask_nvml_in_children,
     configure_logging_early,
     list_cores_once,
+    list_plugins_once,
     look_at_models_here,
     register_kernels_once,
 )
-from dynamo_local.engine.vllm.patches.processes.plugins import list_plugins_once
 
 READ_LATER = (
     "CUDA_DEVICE_ORDER",

@@ -26,7 +26,8 @@ from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.logits_processor import LOGITSPROCS_GROUP
 from vllm.v1.worker import utils
 
-from dynamo_local.engine.vllm.patches.processes.inherited_setup import (
+from dynamo_local.engine.vllm.patches.forks import (
+    GROUPS,
     ask_nvml_in_children,
     configure_logging_early,
     configure_logging_once,
@@ -34,7 +35,6 @@ from dynamo_local.engine.vllm.patches.processes.inherited_setup import (
     look_at_models_here,
     register_kernels_once,
 )
-from dynamo_local.engine.vllm.patches.processes.plugins import GROUPS
 from dynamo_local.engine.vllm.patches.tuning import zero_kv_at_first_use
 
 _KV_BYTES = 64 * 2**20

@@ -25,7 +25,7 @@ from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.tasks import POOLING_TASKS, SCORE_TYPE_MAP, PoolingTask
 
 from dynamo_local.core.errors import EngineError
-from dynamo_local.engine.vllm.patches.processes.inherited_setup import look_at_models_here
+from dynamo_local.engine.vllm.patches.forks import look_at_models_here
 from dynamo_local.engine.vllm.requests.tasks import _OF_CLASS, _OF_SCORES, tasks_of
 from dynamo_local.model.named.random_model import random_model
 from tests.e2e.llm_server import PATIENCE_S

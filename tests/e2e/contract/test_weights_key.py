@@ -16,7 +16,7 @@ from vllm.config import KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
 from dynamo_local.engine.vllm.launch import _set_up_transfer
-from dynamo_local.engine.vllm.patches.processes.loaded_model import Loaded
+from dynamo_local.engine.vllm.patches.loaded_model import Loaded
 from dynamo_local.engine.vllm.weights import prepared
 from dynamo_local.engine.vllm.weights.key import files_of, weight_bytes, weights_key, why_not_shared
 from dynamo_local.model.named.random_model import random_model

@@ -153,7 +153,7 @@ def test_a_killed_process_leaves_shared_memory_of_which_the_name_is_known(paths:
     prefix = segment_prefix(paths, LEASE)
     code = f"""
 from multiprocessing import resource_tracker, shared_memory
-from dynamo_local.engine.vllm.patches.processes.shared_memory_names import name_segments
+from dynamo_local.engine.vllm.patches.forks import name_segments
 name_segments({{"DYN_SHM_PREFIX": "{prefix}"}})
 made = shared_memory.SharedMemory(create=True, size=4096)
 print("ready", flush=True)

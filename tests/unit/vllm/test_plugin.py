@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_local.engine.vllm.patches.processes.plugins import list_plugins_once
+from dynamo_local.engine.vllm.patches.forks import list_plugins_once
 
 _FROZEN = """
 import gc

@@ -339,7 +339,7 @@ _PROCESSES: Mapping[str, Patch] = {
         without="a process that dies is noticed when vLLM notices it",
     ),
     "frozen garbage collection": Patch(
-        file="patches/processes/garbage.py",
+        file="patches/forks.py",
         why="an engine's processes take seconds to end, and copy the memory that they share with others",
         test="tests/unit/vllm/test_plugin.py::test_what_an_engine_has_frozen_stays_so_in_processes_of_ours_alone",
         replaces=("gc:unfreeze()",),
@@ -347,7 +347,7 @@ _PROCESSES: Mapping[str, Patch] = {
         of="Python",
     ),
     "plugins that forks inherit": Patch(
-        file="patches/processes/plugins.py",
+        file="patches/forks.py",
         why="each process of an engine reads a file of every installed package, for 20 ms",
         test="tests/unit/vllm/test_plugin.py::test_plugins_are_looked_for_once",
         replaces=("importlib.metadata:entry_points(params)",),
@@ -355,7 +355,7 @@ _PROCESSES: Mapping[str, Patch] = {
         of="Python",
     ),
     "GPUs that forks inherit": Patch(
-        file="patches/processes/inherited_setup.py",
+        file="patches/forks.py",
         why="NVML keeps the driver's files open in the process that asks it, and what is forked from there has them",
         test=f"{_CONTRACT}/test_start.py::test_nvml_is_asked_once_and_in_a_process_that_ends",
         replaces=("torch.cuda:_raw_device_count_nvml()", "torch.cuda:_raw_device_uuid_nvml()"),
@@ -363,7 +363,7 @@ _PROCESSES: Mapping[str, Patch] = {
         of="torch",
     ),
     "naming shared memory": Patch(
-        file="patches/processes/shared_memory_names.py",
+        file="patches/forks.py",
         why="what killed engines leave in /dev/shm is removed by its name",
         test="tests/unit/vllm/test_plugin.py::test_shared_memory_of_processes_of_ours_alone_is_named_by_whose_it_is",
         replaces=("multiprocessing.shared_memory:_make_filename()",),
@@ -374,7 +374,7 @@ _PROCESSES: Mapping[str, Patch] = {
 
 _TUNING: Mapping[str, Patch] = {
     "weights that forks share": Patch(
-        file="patches/processes/loaded_model.py",
+        file="patches/loaded_model.py",
         why="each worker loads the weights that others of the same model have loaded",
         test="tests/e2e/models/test_prepared.py::test_answers_are_those_of_a_worker_that_has_loaded_the_weights",
         replaces=("vllm.v1.worker.cpu_model_runner:get_model(vllm_config, ...)",),
@@ -388,7 +388,7 @@ _TUNING: Mapping[str, Patch] = {
         without="each worker loads the weights of its model",
     ),
     "kernels that forks inherit": Patch(
-        file="patches/processes/inherited_setup.py",
+        file="patches/forks.py",
         why="each worker looks for kernels in all modules, for 0.2 s",
         test=f"{_CONTRACT}/test_start.py::test_kernels_are_replaced_once_and_in_modules_that_come_later",
         replaces=("vllm.platforms:current_platform.register_triton_kernel_overrides()",),
@@ -396,7 +396,7 @@ _TUNING: Mapping[str, Patch] = {
         without="each worker replaces the kernels itself",
     ),
     "cores that forks inherit": Patch(
-        file="patches/processes/inherited_setup.py",
+        file="patches/forks.py",
         why="each worker runs a shell and lscpu for the list of cores",
         test=f"{_CONTRACT}/test_start.py::test_cores_are_listed_once",
         replaces=("vllm.utils.cpu_resource_utils:_get_cpu_list()",),
@@ -404,7 +404,7 @@ _TUNING: Mapping[str, Patch] = {
         without="each worker runs lscpu",
     ),
     "models that are looked at here": Patch(
-        file="patches/processes/inherited_setup.py",
+        file="patches/forks.py",
         why="each process that configures an engine imports vLLM once more at the first start of a kind of model",
         test=f"{_CONTRACT}/test_start.py::test_a_model_is_looked_at_in_this_process",
         replaces=(f"{_REGISTRY}:_run_in_subprocess(fn)",),
@@ -412,7 +412,7 @@ _TUNING: Mapping[str, Patch] = {
         without="the first start of a kind of model takes longer",
     ),
     "logging that forks inherit": Patch(
-        file="patches/processes/inherited_setup.py",
+        file="patches/forks.py",
         why="each process of an engine configures the same logging again",
         test=f"{_CONTRACT}/test_start.py::test_logging_is_configured_where_it_differs",
         replaces=(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dynamo_local.core.errors import EngineError
 from dynamo_local.engine.vllm.patches.check import applies
-from dynamo_local.engine.vllm.patches.processes.inherited_setup import configure_logging_once
+from dynamo_local.engine.vllm.patches.forks import configure_logging_once
 from dynamo_local.process.ancestry import let_forks_lead_sessions
 
 if TYPE_CHECKING:
@@ -267,7 +267,8 @@ def _destroy_group(distributed: Any, destroy: Callable[..., None], group: Any = 
 # The KV cache of an engine on a CPU is memory that the kernel zeroes at its first use.
 #
 # vLLM writes zeros over all of it when the engine starts, a second and more for each GiB, most of a small model's
-# start. Memory of an anonymous mapping is zero by itself: its pages are made when a block is written for the first time.
+# start. Memory of an anonymous mapping is zero by itself: its pages are made when a block is written for the first
+# time.
 
 _LARGE = 2**20
 """Bytes from which a mapping of its own is worth its cost."""

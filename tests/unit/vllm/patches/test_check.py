@@ -12,7 +12,7 @@ import pytest
 from dynamo_local.core.errors import EngineError
 from dynamo_local.engine.vllm.patches import check
 from dynamo_local.engine.vllm.patches.check import applies, require
-from dynamo_local.engine.vllm.patches.processes.shared_memory_names import name_segments
+from dynamo_local.engine.vllm.patches.forks import name_segments
 from dynamo_local.engine.vllm.patches.table import Patch
 from state.remains import SEGMENTS_ENV
 

@@ -1,23 +1,84 @@
-"""A forked process of an engine does not repeat what the process before it has set up: kernels, logging, cores.
+"""What the processes of an engine have from the process that they are forked from, and how they end.
 
-On a CPU, vLLM puts functions in the place of Triton's kernels, and for that looks through all that every imported
-module has: 0.2 s in each worker, and as many pages of memory copied that were shared. Its logging clears the caches of
-some hundred loggers, one after another. It has a shell run lscpu for the cores of the machine. And to look at the class
-of a model, it starts a process that imports vLLM, in each process that configures an engine.
-
-On GPUs, torch asks NVML how many there are, and leaves it initialised: the driver's files stay open in the process,
-which is then not fit to be forked (preload.py).
+Nothing that concerns a model: its weights are in loaded_model.py. The modules of vLLM and torch are imported where they
+are changed.
 """
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import operator
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from importlib import metadata
+from multiprocessing import shared_memory
 from typing import Any
 
 from dynamo_local.engine.vllm.patches.check import applies
+from state.remains import SEGMENTS_ENV
+
+# `gc.unfreeze` does nothing, so that processes of an engine end without searching all they have imported for garbage.
+#
+# vLLM freezes these objects (gc.freeze) and unfreezes them when an engine ends, for engines that end inside a process
+# that goes on. In a forked process the search copies most of the memory shared with other processes, too, and takes
+# seconds. The processes here end with their engine, and the kernel frees their memory.
+
+
+def keep_frozen() -> None:
+    """Replace `gc.unfreeze` in this process and in those forked from it."""
+    if applies("frozen garbage collection"):
+        gc.unfreeze = _stay_frozen
+
+
+def _stay_frozen() -> None:
+    """Stand in for gc.unfreeze."""
+
+
+# What installed packages register as plugins is read once, before the fork, instead of in each process of an engine.
+#
+# For each group of plugins, Python opens a file of every installed package: 20 ms in the host of a worker, and again in
+# the process that computes.
+
+GROUPS = ("vllm.general_plugins", "vllm.logits_processors")
+"""Groups of plugins that an engine's processes look for."""
+
+
+def list_plugins_once(groups: Iterable[str] = GROUPS) -> None:
+    """Have this process, and those forked from it, keep what they have read of installed packages. Reads these groups
+    now."""
+    if not applies("plugins that forks inherit"):
+        return
+    module: Any = metadata
+    module.entry_points = cache(metadata.entry_points)
+    for group in groups:
+        metadata.entry_points(group=group)
+
+
+# Names of the shared memory that Python makes for an engine: they start with a prefix of its worker's own, so that the
+# segments can be removed even if all processes are killed at once (state/remains.py).
+
+
+def name_segments(environ: Mapping[str, str]) -> None:
+    """Start names of new segments with $DYN_SHM_PREFIX, in this process and in those forked from it. Without the
+    variable Python's names stay."""
+    prefix = environ.get(SEGMENTS_ENV)
+    if not prefix or not applies("naming shared memory"):
+        return
+    module: Any = shared_memory
+    module._make_filename = lambda: f"/{prefix}{secrets.token_hex(4)}"
+
+
+# A forked process of an engine does not repeat what the process before it has set up: kernels, logging, cores.
+#
+# On a CPU, vLLM puts functions in the place of Triton's kernels, and for that looks through all that every imported
+# module has: 0.2 s in each worker, and as many pages of memory copied that were shared. Its logging clears the caches
+# of some hundred loggers, one after another. It has a shell run lscpu for the cores of the machine. And to look at the
+# class of a model, it starts a process that imports vLLM, in each process that configures an engine.
+#
+# On GPUs, torch asks NVML how many there are, and leaves it initialised: the driver's files stay open in the process,
+# which is then not fit to be forked (preload.py).
 
 _NVML_WITHIN_S = 60.0
 """Without persistence mode, the driver is loaded first, which takes seconds for each GPU."""

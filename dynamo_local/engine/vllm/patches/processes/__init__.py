@@ -1,1 +1,0 @@
-"""Patches of Python's standard library in the processes of an engine."""
