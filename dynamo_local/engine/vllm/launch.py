@@ -22,7 +22,6 @@ from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, FORGOTTEN_S, H
 from dynamo_local.engine.vllm.patches.check import applies, require
 from dynamo_local.engine.vllm.patches.kv.cache_changes import let_engines_tell_of_caches
 from dynamo_local.engine.vllm.patches.parking import let_engines_park
-from dynamo_local.engine.vllm.patches.requests import patch_requests
 from dynamo_local.engine.vllm.patches.table import KV_PATCHES
 from dynamo_local.engine.vllm.patches.tuning import tune_cpu_engine
 from dynamo_local.engine.vllm.settings import AdapterSettings, ListAdapters, VllmSettings
@@ -74,6 +73,7 @@ def launch(
     from vllm.v1.engine.core_client import EngineCoreClient
     from vllm.v1.executor.abstract import Executor
 
+    from dynamo_local.engine.vllm.patches.requests import patch_requests
     from dynamo_local.engine.vllm.requests.lora import Adapters
 
     progress("reading the model's configuration")

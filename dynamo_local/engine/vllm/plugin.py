@@ -13,7 +13,6 @@ from dynamo_local.core.names import WATCHER_ENV
 from dynamo_local.engine.vllm.patches.forks import keep_frozen, name_segments
 from dynamo_local.engine.vllm.patches.kv.cache_changes import let_engines_tell_of_caches
 from dynamo_local.engine.vllm.patches.parking import let_engines_park
-from dynamo_local.engine.vllm.patches.requests import patch_requests
 from dynamo_local.process.ancestry import die_with_parent
 from state.devices.holding import Bound, mark
 
@@ -36,6 +35,9 @@ def register() -> None:
         die_with_parent(parent.pid)
         # A spawned process does not inherit the mark. No claim is needed: the parent has the devices.
         _marks.extend(mark(os.environ))
+        # Not before a death of the parent is noticed: vLLM and torch take a while to import.
+        from dynamo_local.engine.vllm.patches.requests import patch_requests
+
         patch_requests()
         let_engines_park()
         let_engines_tell_of_caches()

@@ -55,9 +55,7 @@ _MODULES = (
     "multiprocessing.popen_fork",
     "vllm.distributed.elastic_ep.elastic_execute",
     "vllm.model_executor.layers.fused_moe.eep_reconfigure",
-    "dynamo_local.engine.vllm.patches.requests.continued",
-    "dynamo_local.engine.vllm.patches.requests.grammar_deadline",
-    "dynamo_local.engine.vllm.patches.requests.token_logprobs",
+    "dynamo_local.engine.vllm.patches.requests",
     # The frontend.
     "vllm.v1.engine.async_llm",
     "vllm.entrypoints.launchers.api_server",

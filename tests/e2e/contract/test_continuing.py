@@ -29,7 +29,7 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState
 from dynamo_local.core.errors import RequestError
 from dynamo_local.core.messages.work import Submit
 from dynamo_local.core.names import WATCHER_ENV
-from dynamo_local.engine.vllm.patches.requests.continued import continue_requests
+from dynamo_local.engine.vllm.patches.requests import continue_requests
 from dynamo_local.engine.vllm.requests import wire
 from dynamo_local.engine.vllm.requests.seeded_sampling import SeededSampling
 from state.devices.allocation import DEVICES_VARIABLE

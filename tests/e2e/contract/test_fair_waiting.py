@@ -14,7 +14,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from dynamo_local.engine.vllm.patches.requests.fair_waiting import have_requests_take_turns
+from dynamo_local.engine.vllm.patches.scheduler import have_requests_take_turns
 from tests.e2e.contract.lone_scheduler import lone_scheduler, request_of
 
 

@@ -20,7 +20,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
 from dynamo_local.core.messages.work import Submit
-from dynamo_local.engine.vllm.patches.requests.continued import continue_requests
+from dynamo_local.engine.vllm.patches.requests import continue_requests
 from dynamo_local.engine.vllm.requests import wire
 from dynamo_local.engine.vllm.requests.faults import cause_of
 from dynamo_local.model.named.random_model import random_model

@@ -16,7 +16,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
-from dynamo_local.engine.vllm.patches.requests.token_logprobs import separate_logprobs
+from dynamo_local.engine.vllm.patches.requests import separate_logprobs
 
 VOCABULARY = 16
 LOGITS = torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(1))

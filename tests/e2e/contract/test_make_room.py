@@ -18,8 +18,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from dynamo_local.engine.vllm.patches.requests.fair_waiting import have_requests_take_turns
-from dynamo_local.engine.vllm.patches.requests.make_room import have_urgent_requests_find_room
+from dynamo_local.engine.vllm.patches.scheduler import have_requests_take_turns, have_urgent_requests_find_room
 from tests.e2e.contract.lone_scheduler import BLOCK, PLACES, PROMPT, lone_scheduler, request_of
 
 LONG = 40

@@ -33,7 +33,7 @@ from dynamo_local.engine.vllm.frontend.core_client import build
 from dynamo_local.engine.vllm.frontend.grammar_threads import GrammarThreads
 from dynamo_local.engine.vllm.frontend.vllm_log import ClientErrors
 from dynamo_local.engine.vllm.patches.frontend.preprocessing import LONG_TEXT, text_length
-from dynamo_local.engine.vllm.patches.requests.grammar_deadline import limit_grammar_compilation
+from dynamo_local.engine.vllm.patches.requests import limit_grammar_compilation
 from dynamo_local.engine.vllm.requests import wire
 from dynamo_local.engine.vllm.requests.faults import cause_of
 from dynamo_local.model.named.random_model import random_model

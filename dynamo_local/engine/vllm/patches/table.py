@@ -171,7 +171,7 @@ _FRONTEND: Mapping[str, Patch] = {
 
 _REQUESTS: Mapping[str, Patch] = {
     "continuing requests": Patch(
-        file="patches/requests/continued.py",
+        file="patches/requests.py",
         why="a request that goes on from another engine has output already, which vLLM cannot be told",
         test=f"{_CONTRACT}/test_continuing.py::test_the_scheduler_has_it_as_one_that_it_resumes",
         replaces=(
@@ -190,7 +190,7 @@ _REQUESTS: Mapping[str, Patch] = {
         ),
     ),
     "candidates beside named tokens": Patch(
-        file="patches/requests/token_logprobs.py",
+        file="patches/requests.py",
         why="a request that names tokens takes the candidates from the others of its step",
         test=f"{_CONTRACT}/test_logprobs.py::test_each_request_is_told_what_it_asked_for",
         replaces=(
@@ -201,7 +201,7 @@ _REQUESTS: Mapping[str, Patch] = {
         without="a request that names tokens takes the candidates from others of its step",
     ),
     "turns of waiting requests": Patch(
-        file="patches/requests/fair_waiting.py",
+        file="patches/scheduler.py",
         why="vLLM's queue knows priorities alone: background work waits for ever, and a key behind all of another",
         test=f"{_CONTRACT}/test_fair_waiting.py::test_a_scheduler_lets_classes_and_keys_take_turns",
         replaces=("vllm.v1.core.sched.scheduler:Scheduler.__init__(self, vllm_config, ...)",),
@@ -217,7 +217,7 @@ _REQUESTS: Mapping[str, Patch] = {
         without="within the engine's queue the highest class goes first, and whoever came first",
     ),
     "room for urgent requests": Patch(
-        file="patches/requests/make_room.py",
+        file="patches/scheduler.py",
         why="vLLM preempts for KV blocks alone: where all slots are taken an urgent request waits for one to end",
         test=f"{_CONTRACT}/test_make_room.py::test_an_urgent_request_takes_the_slot_of_a_less_urgent_one",
         replaces=("vllm.v1.core.sched.scheduler:Scheduler.schedule(self, throttle_prefills)",),
@@ -238,7 +238,7 @@ _REQUESTS: Mapping[str, Patch] = {
         without="an urgent request waits in an engine all of whose slots are taken",
     ),
     "adapters that fit nothing": Patch(
-        file="patches/requests/adapter_fit.py",
+        file="patches/requests.py",
         why="an adapter of which no tensor is for a module of the model is loaded, and the model alone answers",
         test="tests/e2e/models/test_listed_adapters.py::test_adapters_come_and_go_while_the_engine_runs",
         replaces=("vllm.lora.model_manager:LoRAModelManager._create_merged_loras_inplace(self, lora_model)",),
@@ -251,7 +251,7 @@ _REQUESTS: Mapping[str, Patch] = {
         without="an adapter that was trained for a model of other names is answered by the model alone",
     ),
     "deadlines of grammars": Patch(
-        file="patches/requests/grammar_deadline.py",
+        file="patches/requests.py",
         why="a grammar may take minutes to compile, and cannot be cancelled",
         test=f"{_CONTRACT}/test_responsive.py::test_an_engine_gives_up_a_grammar_that_takes_too_long",
         replaces=(

@@ -1,6 +1,6 @@
 """Output of a request's earlier epochs, and the state of its grammar after that output.
 
-patches/requests/continued.py gives both to vLLM.
+patches/requests.py gives both to vLLM.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Survival of sampling parameters in a new epoch: a classification of every field of `SamplingParams`.
 
 In a new epoch the engine has the request as one that it resumes: it knows the prompt from the output so far
-(patches/requests/continued.py). What a parameter computes from these, or from the next token's logits alone, is
+(patches/requests.py). What a parameter computes from these, or from the next token's logits alone, is
 unchanged. What it keeps as state in the engine is rebuilt where that can be done exactly (a grammar, a random
 generator), and lost where not. A contract test fails when vLLM adds a field. The table is
 explained in docs/internals/fidelity.md.

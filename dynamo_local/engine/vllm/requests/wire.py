@@ -28,7 +28,7 @@ _sampling_decoder = msgspec.msgpack.Decoder(SamplingParams)
 _sampling_encoder = msgspec.msgpack.Encoder()
 
 ACCEPTED = "dynamo_local_accepted"
-"""Extra argument: the tokens of earlier epochs (patches/requests/continued.py)."""
+"""Extra argument: the tokens of earlier epochs (patches/requests.py)."""
 
 KEY = "dynamo_local_key"
 """Extra argument: the API key that the request came with (fair_waiting.py)."""
