@@ -16,12 +16,12 @@ from dynamo_local.engine.kv.network import NO_FAR_KV, FarKv, NetworkSettings, fa
 from dynamo_local.engine.vllm.arguments import chooses_log, engine_schema, to_argv
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding
 from dynamo_local.engine.vllm.environment import settle_threads
+from dynamo_local.engine.vllm.kv.cache_changes import let_engines_tell_of_caches
 from dynamo_local.engine.vllm.kv.events_config import check_events_config
 from dynamo_local.engine.vllm.kv.local_users import other_users, why_port_forbidden
 from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, FORGOTTEN_S, HOST_PID, NET_DEVICE, STREAM_HOST
+from dynamo_local.engine.vllm.parking import let_engines_park
 from dynamo_local.engine.vllm.patches.check import applies, require
-from dynamo_local.engine.vllm.patches.kv.cache_changes import let_engines_tell_of_caches
-from dynamo_local.engine.vllm.patches.parking import let_engines_park
 from dynamo_local.engine.vllm.patches.table import KV_PATCHES
 from dynamo_local.engine.vllm.patches.tuning import tune_cpu_engine
 from dynamo_local.engine.vllm.settings import AdapterSettings, ListAdapters, VllmSettings

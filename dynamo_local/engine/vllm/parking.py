@@ -19,7 +19,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
 
 from dynamo_local.core.errors import EngineError, one_line
-from dynamo_local.engine.vllm.patches.check import why_not
+from dynamo_local.engine.vllm.patches.check import applies, why_not
+from dynamo_local.engine.vllm.patches.kv import add_core_methods
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
@@ -33,6 +34,12 @@ Order = Literal["park", "wake"]
 def name_of(order: Order) -> str:
     """Name of the utility method on vLLM's engine core."""
     return f"dynamo_local_{order}"
+
+
+def let_engines_park() -> None:
+    """Add the methods to vLLM's engine core, in this process and in those forked from it."""
+    if applies(PATCH):
+        add_core_methods({name_of("park"): park_core, name_of("wake"): wake_core})
 
 
 async def tell(core: Any, order: Order, deadline_s: float) -> None:

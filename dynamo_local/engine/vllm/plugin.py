@@ -10,9 +10,9 @@ import multiprocessing
 import os
 
 from dynamo_local.core.names import WATCHER_ENV
+from dynamo_local.engine.vllm.kv.cache_changes import let_engines_tell_of_caches
+from dynamo_local.engine.vllm.parking import let_engines_park
 from dynamo_local.engine.vllm.patches.forks import keep_frozen, name_segments
-from dynamo_local.engine.vllm.patches.kv.cache_changes import let_engines_tell_of_caches
-from dynamo_local.engine.vllm.patches.parking import let_engines_park
 from dynamo_local.process.ancestry import die_with_parent
 from state.devices.holding import Bound, mark
 

@@ -32,7 +32,7 @@ from dynamo_local.engine.vllm.kv.pull.messages import Description
 from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
 from dynamo_local.engine.vllm.kv.stream.agent import StreamAgent
 from dynamo_local.engine.vllm.launch import _set_up_transfer
-from dynamo_local.engine.vllm.patches.kv.nixl_agent import memory_agents, network_agents, stream_agents
+from dynamo_local.engine.vllm.patches.kv import memory_agents, network_agents, stream_agents
 from tests.e2e.kv.agent_source import COUNT, PIECE, SAID, agent_of, pieces
 
 PATIENCE_S = 60.0

@@ -32,7 +32,7 @@ from prometheus_client import REGISTRY, generate_latest
 from vllm.parser.metrics import record_tool_parser_invocation
 from vllm.tokenizers.registry import cached_get_tokenizer
 
-from dynamo_local.engine.vllm.patches.frontend.metrics import answering
+from dynamo_local.engine.vllm.patches.metrics import answering
 from tests.e2e.contract.letter_models import Model
 from tests.unit.frontend.asgi_driver import Answer, call, scope
 

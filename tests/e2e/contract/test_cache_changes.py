@@ -24,7 +24,7 @@ from dynamo_local.core.routing.caches.mirror import CacheMirror
 from dynamo_local.engine.kv.cache_log import CacheLog
 from dynamo_local.engine.vllm.kv import cache_changes
 from dynamo_local.engine.vllm.patches.check import why_not
-from dynamo_local.engine.vllm.patches.kv.cache_changes import let_engines_tell_of_caches, note_blocks, send_with_steps
+from dynamo_local.engine.vllm.patches.kv import note_blocks, send_with_steps
 
 BLOCK = 16
 
@@ -100,7 +100,7 @@ def test_what_is_told_is_what_the_pool_has_cached(steps: list[tuple[Any, ...]], 
 def test_the_engine_core_has_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EngineCore, cache_changes.METHOD, None, raising=False)
     assert why_not(cache_changes.PATCH) is None
-    let_engines_tell_of_caches()
+    cache_changes.let_engines_tell_of_caches()
     assert getattr(EngineCore, cache_changes.METHOD) is cache_changes.tell_cache
 
 

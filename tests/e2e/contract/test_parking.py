@@ -19,8 +19,8 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.worker.gpu_worker import Worker
 
 from dynamo_local.engine.vllm import parking
+from dynamo_local.engine.vllm.parking import let_engines_park
 from dynamo_local.engine.vllm.patches.check import why_not
-from dynamo_local.engine.vllm.patches.parking import let_engines_park
 
 
 def test_what_parking_calls_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ from dynamo_local.engine.vllm.kv.pull.scheduler import PullScheduler, _Blocks
 from dynamo_local.engine.vllm.kv.pull.worker import PullWorker
 from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
 from dynamo_local.engine.vllm.kv.source import PullSource
-from dynamo_local.engine.vllm.patches.kv.block_pool import report_references
+from dynamo_local.engine.vllm.patches.kv import report_references
 from dynamo_local.engine.vllm.patches.tuning import PROGRESS_TIMEOUT_US, sleeping_progress_threads
 from dynamo_local.engine.vllm.requests import outputs, wire
 

@@ -31,8 +31,7 @@ from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import Submit
 from dynamo_local.engine.vllm.frontend.core_client import build
 from dynamo_local.engine.vllm.frontend.grammar_threads import GrammarThreads
-from dynamo_local.engine.vllm.frontend.vllm_log import ClientErrors
-from dynamo_local.engine.vllm.patches.frontend.preprocessing import LONG_TEXT, text_length
+from dynamo_local.engine.vllm.patches.frontend import LONG_TEXT, ClientErrors, text_length
 from dynamo_local.engine.vllm.patches.requests import limit_grammar_compilation
 from dynamo_local.engine.vllm.requests import wire
 from dynamo_local.engine.vllm.requests.faults import cause_of

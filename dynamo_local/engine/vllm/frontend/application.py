@@ -88,7 +88,7 @@ class ModelApplication:
         await asyncio.get_running_loop().run_in_executor(_BUILDER, _free, built)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from dynamo_local.engine.vllm.patches.frontend.metrics import answering
+        from dynamo_local.engine.vllm.patches.metrics import answering
 
         if self._answer is None:
             raise EngineError("the application of this model is not built")
@@ -147,8 +147,8 @@ class ModelApplication:
         from vllm.engine.arg_utils import AsyncEngineArgs
 
         from dynamo_local.engine.vllm.frontend.core_client import build
-        from dynamo_local.engine.vllm.frontend.vllm_log import show_requests
-        from dynamo_local.engine.vllm.patches.frontend.metrics import (
+        from dynamo_local.engine.vllm.patches.frontend import show_requests
+        from dynamo_local.engine.vllm.patches.metrics import (
             count_tool_calls_by_model,
             model_metrics,
             stat_logger,
@@ -232,7 +232,7 @@ def build_app(args: Namespace, llm: Any = None, tasks: tuple[Any, ...] = ("gener
     from vllm.entrypoints.serve.exception_handling.handlers.http import http_exception_handler
 
     from dynamo_local.engine.vllm.frontend.client_errors import tell_invalid_bodies
-    from dynamo_local.engine.vllm.patches.frontend.metrics import count_http_together, http_counters
+    from dynamo_local.engine.vllm.patches.metrics import count_http_together, http_counters
 
     http_counters()
     root = logging.getLogger()
@@ -264,7 +264,7 @@ async def _log_statistics(llm: Any) -> None:
 
 
 def _free(built: _Built) -> None:
-    from dynamo_local.engine.vllm.patches.frontend.metrics import model_metrics
+    from dynamo_local.engine.vllm.patches.metrics import model_metrics
 
     if built.metrics is not None:
         model_metrics().remove(built.metrics)

@@ -21,13 +21,15 @@ from dynamo_local.core.errors import BadRequestError
 from dynamo_local.core.http.bounds.request import RequestBounds
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.ports import ContextHashes, Dispatcher
-from dynamo_local.engine.vllm.frontend.vllm_log import drop_clients_errors
 from dynamo_local.engine.vllm.kv.block_hashes import BlockHasher
-from dynamo_local.engine.vllm.patches.frontend.core_client import core_client
-from dynamo_local.engine.vllm.patches.frontend.kept_prompts import keep_prompts
-from dynamo_local.engine.vllm.patches.frontend.output_processor import isolate_failures
-from dynamo_local.engine.vllm.patches.frontend.preprocessing import prepare_concurrently
-from dynamo_local.engine.vllm.patches.frontend.usage_counting import count_usage
+from dynamo_local.engine.vllm.patches.frontend import (
+    core_client,
+    count_usage,
+    drop_clients_errors,
+    isolate_failures,
+    keep_prompts,
+    prepare_concurrently,
+)
 from dynamo_local.engine.vllm.requests.outputs import core_output_of
 from dynamo_local.engine.vllm.requests.tasks import tasks_of
 from dynamo_local.engine.vllm.requests.wire import request_of

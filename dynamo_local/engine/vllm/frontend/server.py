@@ -28,7 +28,7 @@ from dynamo_local.engine.vllm.frontend.outer import root_of, take_outer, under
 from dynamo_local.engine.vllm.frontend.routes import add_routes
 from dynamo_local.engine.vllm.frontend.settings import parse, with_defaults
 from dynamo_local.engine.vllm.patches.check import require
-from dynamo_local.engine.vllm.patches.frontend.http_ticks import UvicornStop
+from dynamo_local.engine.vllm.patches.http_ticks import UvicornStop
 
 if TYPE_CHECKING:
     from dynamo_local.engine.vllm.frontend.accepting import Acceptor

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.engine.kv.cache_log import CacheLog
-from dynamo_local.engine.vllm.patches.check import why_not
+from dynamo_local.engine.vllm.patches.check import applies, why_not
+from dynamo_local.engine.vllm.patches.kv import add_core_methods, note_blocks, send_with_steps
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
@@ -36,6 +37,12 @@ _KEY = "dynamo_local_cache"
 """Where changes are in a step's statistics: among those of a connector for encoders, which nobody reads here."""
 
 
+def let_engines_tell_of_caches() -> None:
+    """Add the method to vLLM's engine core, in this process and in those forked from it."""
+    if applies(PATCH):
+        add_core_methods({METHOD: tell_cache})
+
+
 async def ask_for_changes(core: Any) -> str | None:
     """Have an engine core tell of its cache from now on. `core` is vLLM's client of it, which has just started.
 
@@ -50,8 +57,6 @@ async def ask_for_changes(core: Any) -> str | None:
 
 def tell_cache(core: EngineCoreProc) -> str | None:
     """Begin to tell. Returns why this is not possible, or None. Runs in the engine core, between two steps."""
-    from dynamo_local.engine.vllm.patches.kv.cache_changes import note_blocks, send_with_steps
-
     scheduler: Any = core.scheduler
     manager = scheduler.kv_cache_manager
     if not manager.enable_caching:

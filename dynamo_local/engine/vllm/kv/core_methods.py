@@ -1,8 +1,8 @@
 """Utility methods that prefix pull adds to vLLM's engine core.
 
 A utility call is run by the engine core's own loop, between two steps, and wakes it when it is idle: the only moment
-at which its block pool may be touched. The connector adds the methods (patches/kv/core_methods.py) when vLLM loads it
-into an engine core's process, forked or spawned.
+at which its block pool may be touched. The connector adds the methods when vLLM loads it into an engine core's process,
+forked or spawned.
 """
 
 from __future__ import annotations

@@ -49,14 +49,14 @@ _NO_KV = "the engine transfers no KV"
 
 _FRONTEND: Mapping[str, Patch] = {
     "the frontend's engine": Patch(
-        file="patches/frontend/core_client.py",
+        file="patches/frontend.py",
         why="AsyncLLM takes its engine-core client from this method, and offers no way to pass one in",
         test=f"{_CONTRACT}/test_vllm.py::test_failures_reach_the_request_they_belong_to_and_no_other",
         replaces=(f"{_CLIENT}.make_async_mp_client",),
         uses=("vllm.v1.engine.async_llm:AsyncLLM.from_vllm_config(vllm_config, disable_log_stats, ...)",),
     ),
     "failures of single requests": Patch(
-        file="patches/frontend/output_processor.py",
+        file="patches/frontend.py",
         why="vLLM's output loop ends at the first exception, and fails every request there is",
         test=f"{_CONTRACT}/test_vllm.py::test_failures_reach_the_request_they_belong_to_and_no_other",
         replaces=("vllm.v1.engine.output_processor:OutputProcessor.process_outputs(self, engine_core_outputs, ...)",),
@@ -66,7 +66,7 @@ _FRONTEND: Mapping[str, Patch] = {
         ),
     ),
     "counting of tokens": Patch(
-        file="patches/frontend/usage_counting.py",
+        file="patches/frontend.py",
         why="vLLM counts what a request has used in each API anew, and only for answers that are read to their end",
         test=f"{_CONTRACT}/test_applications.py::test_what_answers_tell_of_their_use_is_counted",
         replaces=(
@@ -82,7 +82,7 @@ _FRONTEND: Mapping[str, Patch] = {
         ),
     ),
     "prompts of kept answers": Patch(
-        file="patches/frontend/kept_prompts.py",
+        file="patches/frontend.py",
         why="the prompt of an answer that goes on is rendered anew, and a template that prints the time makes another",
         test=f"{_CONTRACT}/test_kept_answers.py::test_thoughts_and_calls_of_tools_go_on_in_the_middle",
         replaces=(
@@ -92,7 +92,7 @@ _FRONTEND: Mapping[str, Patch] = {
         uses=("vllm.v1.engine.output_processor~self.tokenizer", "vllm.v1.engine:EngineCoreRequest.prompt_token_ids"),
     ),
     "preparing requests beside each other": Patch(
-        file="patches/frontend/preprocessing.py",
+        file="patches/frontend.py",
         why="long texts and grammars hold up all other requests of vLLM's server",
         test=f"{_CONTRACT}/test_responsive.py::test_a_short_prompt_does_not_wait_for_a_long_one",
         replaces=(
@@ -107,7 +107,7 @@ _FRONTEND: Mapping[str, Patch] = {
         without="long texts and grammars hold up other requests",
     ),
     "metrics of tool parsers": Patch(
-        file="patches/frontend/metrics.py",
+        file="patches/metrics.py",
         why="calls of tool parsers are counted for the model that was built last",
         test=f"{_CONTRACT}/test_applications.py::test_tool_calls_are_counted_for_the_model_that_answers",
         replaces=(
@@ -123,7 +123,7 @@ _FRONTEND: Mapping[str, Patch] = {
         without="calls of tool parsers are counted for the model that was built last",
     ),
     "metrics of HTTP": Patch(
-        file="patches/frontend/metrics.py",
+        file="patches/metrics.py",
         why="of several applications in one process, the first alone counts its HTTP requests",
         test=f"{_CONTRACT}/test_applications.py::test_each_model_has_its_metrics_whichever_comes_and_goes",
         uses=(
@@ -159,7 +159,7 @@ _FRONTEND: Mapping[str, Patch] = {
         of="uvicorn",
     ),
     "uvicorn's ticks": Patch(
-        file="patches/frontend/http_ticks.py",
+        file="patches/http_ticks.py",
         why="uvicorn wakes up ten times a second to see whether it is to end",
         test="tests/unit/vllm/patches/test_http_ticks.py::test_a_server_answers_with_the_time_and_ends_when_told_to",
         replaces=("uvicorn:Server.main_loop(self)",),
@@ -265,7 +265,7 @@ _REQUESTS: Mapping[str, Patch] = {
 
 _PARKING: Mapping[str, Patch] = {
     "parking": Patch(
-        file="patches/parking.py",
+        file="parking.py",
         why="vLLM gives no memory back on a CPU, and sleeps without asking who reads its KV",
         test=f"{_CONTRACT}/test_parking.py::test_what_parking_calls_is_there",
         without="workers are not parked",
@@ -280,14 +280,14 @@ _KV: Mapping[str, Patch] = {
         without=_NO_KV,
     ),
     "KV agents": Patch(
-        file="patches/kv/nixl_agent.py",
+        file="patches/kv.py",
         why="on a CPU, engines copy from each other's memory without a port, where NIXL would listen on one",
         test=f"{_CONTRACT}/test_agents.py::test_agents_are_replaced_for_a_while_only",
         replaces=(f"{_NIXL}.base_worker:NixlWrapper",),
         without=_NO_KV,
     ),
     "references to KV blocks": Patch(
-        file="patches/kv/block_pool.py",
+        file="patches/kv.py",
         why="the blocks kept by nothing but leases are counted with every step",
         test=f"{_CONTRACT}/test_pull.py::test_references_of_all_kinds_are_told_of_as_vllm_takes_and_gives_them_up",
         replaces=(
@@ -297,7 +297,7 @@ _KV: Mapping[str, Patch] = {
         without=_NO_KV,
     ),
     "utility methods of the engine core": Patch(
-        file="patches/kv/core_methods.py",
+        file="patches/kv.py",
         why="the block pool may only be touched between two steps, by the engine core's own loop",
         test=f"{_CONTRACT}/test_pull.py::test_a_utility_method_may_answer_later",
         without=_NO_KV,
@@ -306,7 +306,7 @@ _KV: Mapping[str, Patch] = {
 
 _ROUTING: Mapping[str, Patch] = {
     "changes of the prefix cache": Patch(
-        file="patches/kv/cache_changes.py",
+        file="patches/kv.py",
         why="routers are to know which blocks are cached; vLLM's own events need a socket, and tell what prompts say",
         test=f"{_CONTRACT}/test_cache_changes.py::test_what_is_told_is_what_the_pool_has_cached",
         replaces=(

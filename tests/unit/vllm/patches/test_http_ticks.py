@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_local.engine.vllm.patches.frontend.http_ticks import UvicornStop
+from dynamo_local.engine.vllm.patches.http_ticks import UvicornStop
 
 uvicorn = pytest.importorskip("uvicorn", reason="uvicorn comes with vLLM")
 

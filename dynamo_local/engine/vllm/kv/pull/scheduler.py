@@ -46,7 +46,7 @@ from dynamo_local.engine.vllm.kv.pull.messages import (
 )
 from dynamo_local.engine.vllm.kv.pull.metadata import KeptStats, PullMetadata, ReadReport, pack_payload
 from dynamo_local.engine.vllm.kv.source import PullSource
-from dynamo_local.engine.vllm.patches.kv.block_pool import report_references
+from dynamo_local.engine.vllm.patches.kv import report_references
 
 logger = init_logger(__name__)
 

@@ -35,7 +35,7 @@ from dynamo_local.engine.vllm.kv.network_agent import bind_transport
 from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID, NET_DEVICE, STREAM_HOST
 from dynamo_local.engine.vllm.kv.pull.metadata import PullMetadata, ReadReport, unpack_payload
 from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
-from dynamo_local.engine.vllm.patches.kv.nixl_agent import memory_agents, network_agents, stream_agents
+from dynamo_local.engine.vllm.patches.kv import memory_agents, network_agents, stream_agents
 from dynamo_local.engine.vllm.patches.tuning import sleeping_progress_threads
 
 logger = init_logger(__name__)

@@ -1,1 +1,0 @@
-"""Patches of vLLM's OpenAI server and of uvicorn, in the frontend's process."""
