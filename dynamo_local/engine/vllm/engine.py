@@ -328,12 +328,12 @@ class VllmEngine:
         self._thread.shutdown(wait=False)
 
     def _load(self, stats: Any) -> Load | None:
-        from dynamo_local.engine.vllm.requests.outputs import load_of
+        from dynamo_local.engine.vllm.requests.wire import load_of
 
         return load_of(stats, keeps=self._pull is not None, warm=len(self._warm))
 
     def _stamp(self, output: Any, ended_at: float) -> TokenDelta | None:
-        from dynamo_local.engine.vllm.requests.outputs import delta_of
+        from dynamo_local.engine.vllm.requests.wire import delta_of
 
         live = self._live.get(output.request_id)
         if live is None:
@@ -381,7 +381,7 @@ def info_of(
     kv_network: str = "",
 ) -> EngineInfo:
     """Describe the engine that has started: vLLM's client has written its own figures into the configuration."""
-    from dynamo_local.engine.vllm.requests.seeded_sampling import forgotten
+    from dynamo_local.engine.vllm.requests.continuing import forgotten
 
     return EngineInfo(
         engine="vllm",

@@ -38,7 +38,6 @@ _MODULES = (
     "dynamo_local.engine.vllm.kv.block_hashes",
     "dynamo_local.engine.vllm.weights.key",
     "dynamo_local.engine.vllm.requests.lora",
-    "dynamo_local.engine.vllm.requests.outputs",
     "dynamo_local.engine.vllm.requests.wire",
     "vllm.v1.engine.core_client",
     # The engine's processes, which import these when they start.

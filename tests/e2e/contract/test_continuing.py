@@ -31,7 +31,7 @@ from dynamo_local.core.messages.work import Submit
 from dynamo_local.core.names import WATCHER_ENV
 from dynamo_local.engine.vllm.patches.requests import continue_requests
 from dynamo_local.engine.vllm.requests import wire
-from dynamo_local.engine.vllm.requests.seeded_sampling import SeededSampling
+from dynamo_local.engine.vllm.requests.continuing import ACCEPTED, SeededSampling
 from state.devices.allocation import DEVICES_VARIABLE
 from state.devices.holding import NAMES, on_device
 from tests.e2e.llm_server import PATIENCE_S
@@ -138,7 +138,7 @@ def test_a_seed_is_refused_where_it_cannot_be_rebuilt() -> None:
 
 
 def test_nobody_else_can_say_what_earlier_epochs_have_brought() -> None:
-    request = core_request([], extra_args={wire.ACCEPTED: [9, 9]})
+    request = core_request([], extra_args={ACCEPTED: [9, 9]})
     assert request.sampling_params is not None
     assert request.sampling_params.extra_args is None
 

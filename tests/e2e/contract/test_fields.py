@@ -37,7 +37,7 @@ from dynamo_local.core.messages.tokens import FinishReason as Finish
 from dynamo_local.core.messages.tokens import TokenBatch
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.engine.vllm.arguments import MANAGED
-from dynamo_local.engine.vllm.requests import outputs, wire
+from dynamo_local.engine.vllm.requests import wire
 
 What = Literal["carried", "derived", "refused", "meaningless"]
 """Carried as it is; made anew at the other end; refused to clients, or in the configuration; of no use to anybody."""
@@ -200,7 +200,7 @@ def test_what_becomes_of_every_field_is_known(kind: Any, fields: Fields) -> None
 
 def test_all_ends_have_a_name_here() -> None:
     assert {reason.name.lower() for reason in FinishReason} == set(Finish.__args__)  # type: ignore[attr-defined]
-    assert set(outputs._FINISH.values()) == set(FinishReason)
+    assert set(wire._FINISH.values()) == set(FinishReason)
 
 
 PARAMS = SamplingParams(temperature=0.5, seed=3, max_tokens=7)
@@ -394,10 +394,10 @@ TOLD: dict[str, Any] = {
 
 
 def back(output: EngineCoreOutput) -> EngineCoreOutput:
-    delta = outputs.delta_of(output, RequestEpoch("r", 1), 0, 20.0)
+    delta = wire.delta_of(output, RequestEpoch("r", 1), 0, 20.0)
     batch = TokenBatch(worker="w", seq=1, deltas=(delta,))
     (there,) = codec.decode(codec.encode(batch), TokenBatch).deltas
-    return outputs.core_output_of(there, 20.0, 10, {"traceparent": "00"})
+    return wire.core_output_of(there, 20.0, 10, {"traceparent": "00"})
 
 
 def plain(value: Any) -> Any:

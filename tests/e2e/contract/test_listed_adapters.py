@@ -22,8 +22,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from dynamo_local.engine.vllm.kv.block_hashes import BlockHasher
-from dynamo_local.engine.vllm.requests.listed_adapters import ListedAdapters
-from dynamo_local.engine.vllm.requests.lora import Adapters
+from dynamo_local.engine.vllm.requests.lora import Adapters, ListedAdapters
 
 NAMES = ("pirate", "robot", "parrot")
 

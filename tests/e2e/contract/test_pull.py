@@ -67,7 +67,7 @@ from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
 from dynamo_local.engine.vllm.kv.source import PullSource
 from dynamo_local.engine.vllm.patches.kv import report_references
 from dynamo_local.engine.vllm.patches.tuning import PROGRESS_TIMEOUT_US, sleeping_progress_threads
-from dynamo_local.engine.vllm.requests import outputs, wire
+from dynamo_local.engine.vllm.requests import wire
 
 PATIENCE_S = 60.0
 
@@ -386,13 +386,13 @@ def test_an_engine_that_was_not_read_from_for_long_is_connected_to_again() -> No
 
 def test_what_is_only_kept_for_readers_is_no_usage() -> None:
     stats = SchedulerStats(kv_cache_usage=0.5, kv_connector_stats=KeptStats.of(COUNTS).to_dict())
-    load = outputs.load_of(stats, keeps=True)
+    load = wire.load_of(stats, keeps=True)
     assert load is not None
     assert (load.kv_usage, load.kv_pinned) == (0.3, 0.2)
-    idle = outputs.load_of(SchedulerStats(kv_cache_usage=0.5), keeps=True)
+    idle = wire.load_of(SchedulerStats(kv_cache_usage=0.5), keeps=True)
     assert idle is not None
     assert (idle.kv_usage, idle.kv_pinned) == (0.5, 0.0)
-    without = outputs.load_of(SchedulerStats(kv_cache_usage=0.5))
+    without = wire.load_of(SchedulerStats(kv_cache_usage=0.5))
     assert without is not None
     assert without.kv_pinned is None
 

@@ -26,7 +26,7 @@ from vllm.tasks import POOLING_TASKS, SCORE_TYPE_MAP, PoolingTask
 
 from dynamo_local.core.errors import EngineError
 from dynamo_local.engine.vllm.patches.forks import look_at_models_here
-from dynamo_local.engine.vllm.requests.tasks import _OF_CLASS, _OF_SCORES, tasks_of
+from dynamo_local.engine.vllm.requests.wire import _OF_CLASS, _OF_SCORES, tasks_of
 from dynamo_local.model.named.random_model import random_model
 from tests.e2e.llm_server import PATIENCE_S
 from tests.e2e.models.pooling_models import make_embedder

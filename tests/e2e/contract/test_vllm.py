@@ -42,8 +42,8 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from dynamo_local.engine.vllm.describe import TARGET, describe
 from dynamo_local.engine.vllm.patches.tuning import disable_compilation, skip_memory_binding, wait_without_spinning
-from dynamo_local.engine.vllm.requests import outputs, wire
-from dynamo_local.engine.vllm.requests.outputs import pack_logprobs
+from dynamo_local.engine.vllm.requests import wire
+from dynamo_local.engine.vllm.requests.wire import pack_logprobs
 
 
 def core_request(params: SamplingParams | None, **changes: object) -> EngineCoreRequest:
@@ -133,9 +133,9 @@ def test_outputs_survive_the_bus_exactly() -> None:
         events=[EngineCoreEvent(EngineCoreEventType.SCHEDULED, 12.25)],
         prefill_stats=stats,
     )
-    delta = outputs.delta_of(output, RequestEpoch("r", 1), 7, 20.0)
+    delta = wire.delta_of(output, RequestEpoch("r", 1), 7, 20.0)
     batch = TokenBatch(worker="w", seq=1, deltas=(delta,))
-    back = outputs.core_output_of(codec.decode(codec.encode(batch), TokenBatch).deltas[0], 20.0, 10)
+    back = wire.core_output_of(codec.decode(codec.encode(batch), TokenBatch).deltas[0], 20.0, 10)
     assert (back.request_id, back.new_token_ids, back.finish_reason, back.stop_reason) == (
         "r",
         [5, 6],

@@ -153,7 +153,7 @@ class ModelApplication:
             model_metrics,
             stat_logger,
         )
-        from dynamo_local.engine.vllm.requests.tasks import tasks_of
+        from dynamo_local.engine.vllm.requests.wire import tasks_of
 
         args = parse(self._config)
         progress("loading the tokenizer")
@@ -218,7 +218,7 @@ def _check_chat_template(built: _Built) -> None:
 
 async def _note_content(hashing: Any, number: int, adapter: ServedAdapter) -> None:
     """Note by which name engines know the adapter's content. Without it, nobody finds where its prefixes are cached."""
-    from dynamo_local.engine.vllm.requests.listed_adapters import name_of_content
+    from dynamo_local.engine.vllm.requests.lora import name_of_content
 
     with suppress(RequestError):
         hashing.contents[number] = await asyncio.to_thread(name_of_content, adapter.key, adapter.path)

@@ -30,9 +30,7 @@ from dynamo_local.engine.vllm.patches.frontend import (
     keep_prompts,
     prepare_concurrently,
 )
-from dynamo_local.engine.vllm.requests.outputs import core_output_of
-from dynamo_local.engine.vllm.requests.tasks import tasks_of
-from dynamo_local.engine.vllm.requests.wire import request_of
+from dynamo_local.engine.vllm.requests.wire import core_output_of, request_of, tasks_of
 
 
 @dataclass
@@ -165,7 +163,7 @@ def _exception_of(delta: TokenDelta) -> Exception:
 
 class Hashing:
     """Makes the hashes of requests of one model. `contents`: by vLLM's number, the names that engines give to adapters
-    of a list (requests/listed_adapters.py)."""
+    of a list (requests/lora.py)."""
 
     def __init__(self, cache_config: CacheConfig) -> None:
         self.contents: dict[int, str] = {}

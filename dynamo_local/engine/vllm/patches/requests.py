@@ -20,9 +20,13 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState
 from dynamo_local.engine.vllm.frontend.grammar_threads import GrammarThreads, timeout_of
 from dynamo_local.engine.vllm.patches.check import applies
 from dynamo_local.engine.vllm.patches.scheduler import have_requests_take_turns, have_urgent_requests_find_room
-from dynamo_local.engine.vllm.requests.continuing import NotAllowedError, accepted_tokens, replay_grammar
+from dynamo_local.engine.vllm.requests.continuing import (
+    NotAllowedError,
+    SeededSampling,
+    accepted_tokens,
+    replay_grammar,
+)
 from dynamo_local.engine.vllm.requests.faults import blame, blame_for_grammar, blame_for_token
-from dynamo_local.engine.vllm.requests.seeded_sampling import SeededSampling
 
 
 def patch_requests() -> None:
@@ -49,7 +53,7 @@ def patch_requests() -> None:
 # - `CachedRequestState.__post_init__`, in the workers of vLLM's first model runner: the request, as it is sampled. (The
 #   second one takes it from the scheduler, as after a preemption.)
 #
-# Without output of earlier epochs the wrappers change nothing, except the generators of requests/seeded_sampling.py and
+# Without output of earlier epochs the wrappers change nothing, except the generators of requests/continuing.py and
 # the causes that requests/faults.py notes.
 
 

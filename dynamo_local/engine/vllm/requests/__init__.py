@@ -1,1 +1,1 @@
-"""Requests between the bus and vLLM: types, continuation, fidelity, faults, adapters."""
+"""Requests between the bus and vLLM: wire (types), continuing (in new epochs), faults, lora (adapters)."""

@@ -1,6 +1,7 @@
-"""Requests on their way from vLLM's OpenAI server to its engine: as the bus carries them, both ways.
+"""Requests between vLLM's OpenAI server and its engine, as the bus carries them: there and back, tokens and pooled
+outputs. Imports vLLM.
 
-Nothing is pickled. What comes back: outputs.py.
+Nothing is pickled, and numbers stay exact: arrays travel as their bytes.
 """
 
 from __future__ import annotations
@@ -10,25 +11,75 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from vllm.exceptions import VLLMClientError
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.tasks import SupportedTask
-from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
+from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
-from dynamo_local.core.errors import BadRequestError, RequestError
+from dynamo_local.core.errors import BadRequestError, EngineError, RequestError
+from dynamo_local.core.messages.presence import Load
+from dynamo_local.core.messages.tokens import Array, Logprobs, TokenDelta
+from dynamo_local.core.messages.tokens import FinishReason as Finish
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Request, Sampling
 from dynamo_local.core.request.fidelity import Fidelity, Survival
-from dynamo_local.engine.vllm.kv.pull.messages import TRANSFER
-from dynamo_local.engine.vllm.requests.fidelity import is_of_context, survival_of
+from dynamo_local.engine.vllm.kv.pull.messages import TRANSFER, PullCounts
+from dynamo_local.engine.vllm.requests.continuing import ACCEPTED, is_of_context, survival_of
+from dynamo_local.engine.vllm.requests.faults import cause_of
 from dynamo_local.engine.vllm.requests.lora import NO_ADAPTERS, Adapters
+
+# What a model can be asked for, told from its configuration.
+#
+# vLLM asks the loaded model. The frontend has none, and starts before its workers have. The tables follow the classes
+# of vLLM 0.32 (`pooler` of each model in vllm/model_executor/models); the contract test compares them with its engines.
+
+_EMBED: tuple[SupportedTask, ...] = ("embed", "token_embed")
+_CLASSIFY: tuple[SupportedTask, ...] = ("classify", "token_classify")
+_TOKEN_CLASSIFY: tuple[SupportedTask, ...] = ("token_classify",)
+_TOKEN_EMBED: tuple[SupportedTask, ...] = ("token_embed",)
+
+_OF_CLASS: dict[str, tuple[SupportedTask, ...]] = {
+    "BgeM3EmbeddingModel": ("embed", "embed&token_classify", "token_classify", "token_embed"),
+    "ForSequenceClassification": _CLASSIFY,
+    "ForTokenClassification": _TOKEN_CLASSIFY,
+    "RewardModel": _TOKEN_CLASSIFY,
+}
+"""By the end of the name of the model's class in vLLM."""
+
+_OF_SCORES: dict[str, tuple[SupportedTask, ...]] = {
+    "bi-encoder": _EMBED,
+    "cross-encoder": _CLASSIFY,
+    "late-interaction": _TOKEN_EMBED,
+}
+"""By the way in which vLLM computes scores with other models."""
+
+_PLUGINS = ("Terratorch", "ClefOmniForJointSchema")
+"""Classes whose outputs only a plugin of vLLM can read."""
+
+
+def tasks_of(model_config: Any) -> tuple[SupportedTask, ...]:
+    """Tell the tasks from vLLM's ModelConfig. Raises EngineError for a model that only plugins can serve."""
+    if model_config.runner_type != "pooling":
+        return ("generate",)
+    info = model_config._model_info
+    if not info.is_pooling_model:
+        # vLLM makes a pooling model of one that generates.
+        return _CLASSIFY if model_config.convert_type == "classify" else _EMBED
+    if info.architecture in _PLUGINS:
+        what = f"models like {info.architecture} need a plugin of vLLM, which is not supported"
+        raise EngineError(what, "choose another model")
+    named = (tasks for end, tasks in _OF_CLASS.items() if info.architecture.endswith(end))
+    return next(named, None) or _OF_SCORES[info.score_type]
+
 
 _sampling_decoder = msgspec.msgpack.Decoder(SamplingParams)
 _sampling_encoder = msgspec.msgpack.Encoder()
-
-ACCEPTED = "dynamo_local_accepted"
-"""Extra argument: the tokens of earlier epochs (patches/requests.py)."""
 
 KEY = "dynamo_local_key"
 """Extra argument: the API key that the request came with (fair_waiting.py)."""
@@ -269,3 +320,132 @@ def read_params(packed: bytes, tasks: tuple[SupportedTask, ...] | None = None) -
     if tasks is not None and params.task not in tasks:
         raise RequestError(f"this worker's engine does not do {params.task!r}, but {', '.join(tasks)}")
     return params
+
+
+# What comes back: an engine's outputs and load, as the bus carries them, and as vLLM's OpenAI server takes them.
+
+_FINISH: dict[Finish, FinishReason] = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORT,
+    "error": FinishReason.ERROR,
+    "repetition": FinishReason.REPETITION,
+}
+_FINISH_NAMES: dict[FinishReason, Finish] = {reason: name for name, reason in _FINISH.items()}
+
+
+def delta_of(output: EngineCoreOutput, current: RequestEpoch, position: int, ended_at: float) -> TokenDelta:
+    """Convert one request's share of an engine step, stamped with request and epoch. `position` is that of its first
+    new token; `ended_at` is when the step ended (CLOCK_MONOTONIC, s)."""
+    finish = None if output.finish_reason is None else _FINISH_NAMES[output.finish_reason]
+    cause, why = cause_of(output.trace_headers)
+    prompt_logprobs = output.new_prompt_logprobs_tensors
+    return TokenDelta(
+        request_id=current.request_id,
+        epoch=current.epoch,
+        position=position,
+        token_ids=output.new_token_ids,
+        finish=finish,
+        stop_reason=output.stop_reason,
+        error=why if finish == "error" else None,
+        failed=finish == "error" and cause is None,
+        fault="request" if finish == "error" and cause == "request" else None,
+        logprobs=None if output.new_logprobs is None else pack_logprobs(*output.new_logprobs[:3]),
+        prompt_logprobs=None if prompt_logprobs is None else pack_logprobs(*map(as_array, prompt_logprobs[:3])),
+        cached_tokens=None if output.prefill_stats is None else output.prefill_stats.num_cached_tokens,
+        created_tokens=0 if output.prefill_stats is None else output.prefill_stats.num_cache_creation_tokens,
+        events=tuple((int(event.type), ended_at - event.timestamp) for event in output.events or ()),
+        pooled=None if output.pooling_output is None else pack_pooled(output.pooling_output),
+    )
+
+
+def core_output_of(
+    delta: TokenDelta, arrived_at: float, prompt_tokens: int, trace_headers: Mapping[str, str] | None = None
+) -> EngineCoreOutput:
+    """An accepted delta as vLLM's output processor takes it. `arrived_at` is when it came (CLOCK_MONOTONIC, s), to vLLM
+    the end of its step. `trace_headers` are those of its request."""
+    events = [EngineCoreEvent(EngineCoreEventType(kind), arrived_at - age_s) for kind, age_s in delta.events]
+    return EngineCoreOutput(
+        request_id=delta.request_id,
+        new_token_ids=delta.token_ids,
+        new_logprobs=None if delta.logprobs is None else LogprobsLists(*unpack_logprobs(delta.logprobs)),
+        new_prompt_logprobs_tensors=logprobs_tensors(delta.prompt_logprobs),
+        finish_reason=None if delta.finish is None else _FINISH[delta.finish],
+        stop_reason=delta.stop_reason,
+        events=events or None,
+        trace_headers=trace_headers,
+        prefill_stats=_prefill_stats(delta, prompt_tokens),
+        pooling_output=None if delta.pooled is None else unpack_pooled(delta.pooled),
+    )
+
+
+def load_of(stats: SchedulerStats | None, *, keeps: bool = False, warm: int = 0) -> Load | None:
+    """Convert the scheduler's load, if the step came with one. `keeps`: its engine keeps blocks for readers;
+    `warm`: so many requests wait for more input, which vLLM counts as waiting."""
+    if stats is None:
+        return None
+    running, waiting = stats.num_running_reqs, max(stats.num_waiting_reqs - warm, 0)
+    if not stats.kv_connector_stats:
+        return Load(running, waiting, float(stats.kv_cache_usage), 0.0 if keeps else None)
+    counts = msgspec.convert(stats.kv_connector_stats, PullCounts)
+    used = counts.used_blocks - counts.kept_blocks
+    return Load(running, waiting, used / counts.blocks, counts.kept_blocks / counts.blocks)
+
+
+def _prefill_stats(delta: TokenDelta, prompt_tokens: int) -> PrefillStats | None:
+    if delta.cached_tokens is None:
+        return None
+    stats = PrefillStats()
+    stats.set(prompt_tokens, min(delta.cached_tokens, prompt_tokens), 0)
+    stats.num_cache_creation_tokens = delta.created_tokens
+    return stats
+
+
+# vLLM's arrays as the messages of the bus have them, both ways.
+
+
+def pack_logprobs(
+    token_ids: NDArray[np.generic], logprobs: NDArray[np.generic], ranks: NDArray[np.generic]
+) -> Logprobs:
+    """vLLM's arrays as the message has them: shapes (n, k+1), (n, k+1), (n,)."""
+    return Logprobs(_pack(token_ids, "int64"), _pack(logprobs, "float32"), _pack(ranks, "int64"))
+
+
+def _pack(array: NDArray[np.generic], dtype: str) -> Array:
+    exact = np.ascontiguousarray(array, dtype=dtype)
+    return Array(dtype=dtype, shape=exact.shape, data=exact.tobytes())  # type: ignore[arg-type]
+
+
+def _unpack(array: Array) -> NDArray[np.generic]:
+    return np.frombuffer(array.data, dtype=array.dtype).reshape(array.shape)
+
+
+def unpack_logprobs(logprobs: Logprobs) -> tuple[NDArray[np.generic], NDArray[np.generic], NDArray[np.generic]]:
+    """Inverse of `pack_logprobs`."""
+    return _unpack(logprobs.token_ids), _unpack(logprobs.logprobs), _unpack(logprobs.ranks)
+
+
+def logprobs_tensors(logprobs: Logprobs | None) -> LogprobsTensors | None:
+    """Log-probabilities of a prompt as vLLM's output processor takes them."""
+    if logprobs is None:
+        return None
+    # Copied: torch wants arrays that it may write to, the message's bytes are not.
+    token_ids, values, ranks = (torch.from_numpy(array.copy()) for array in unpack_logprobs(logprobs))
+    return LogprobsTensors(token_ids, values, ranks)
+
+
+def as_array(tensor: torch.Tensor) -> NDArray[np.generic]:
+    """A tensor's numbers, in the memory of the machine."""
+    array: NDArray[np.generic] = tensor.cpu().numpy()
+    return array
+
+
+def pack_pooled(output: torch.Tensor) -> Array:
+    """A pooled output as it travels: in float32, which has every number of the smaller data types."""
+    return _pack(np.atleast_1d(as_array(output.to(torch.float32))), "float32")
+
+
+def unpack_pooled(array: Array) -> torch.Tensor:
+    """Inverse of `pack_pooled`."""
+    # Copied, as above.
+    return torch.from_numpy(_unpack(array).copy())
