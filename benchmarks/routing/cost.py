@@ -78,7 +78,7 @@ def _hashed(rounds: int) -> list[float]:
     """Seconds of CPU for the hashes that a frontend makes of a long prompt, by vLLM's default algorithm."""
     from vllm.config import CacheConfig  # takes seconds to import, for this alone
 
-    from dynamo_local.engine.vllm.kv.block_hashes import BlockHasher
+    from dynamo_local.engine.vllm.kv.identity import BlockHasher
 
     hasher, draw = BlockHasher(CacheConfig(block_size=_BLOCK_TOKENS)), random.Random(1)
     tokens = [draw.randrange(150_000) for _ in range(100_000)]

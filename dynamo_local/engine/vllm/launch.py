@@ -17,8 +17,7 @@ from dynamo_local.engine.vllm.arguments import chooses_log, engine_schema, to_ar
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding
 from dynamo_local.engine.vllm.environment import settle_threads
 from dynamo_local.engine.vllm.kv.cache_changes import let_engines_tell_of_caches
-from dynamo_local.engine.vllm.kv.events_config import check_events_config
-from dynamo_local.engine.vllm.kv.local_users import other_users, why_port_forbidden
+from dynamo_local.engine.vllm.kv.open_ports import check_events_config, other_users, why_port_forbidden
 from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, FORGOTTEN_S, HOST_PID, NET_DEVICE, STREAM_HOST
 from dynamo_local.engine.vllm.parking import let_engines_park
 from dynamo_local.engine.vllm.patches.check import applies, require

@@ -7,7 +7,7 @@ is woken.
 
 Before anything else the prefix cache is emptied: its hashes would stand for blocks of zeros. Other engines read blocks
 only while they are pinned, and with pins there is no parking. So KV that others read needs no other treatment on a CPU,
-where nothing is registered (kv/memory_agent.py). On GPUs it is registered with NIXL, and an engine that lends KV is not
+where nothing is registered (kv/agents.py). On GPUs it is registered with NIXL, and an engine that lends KV is not
 parked; nor is one with a KV connector of its own, which may have registered its memory anywhere.
 """
 

@@ -35,7 +35,7 @@ _MODULES = (
     "vllm.engine.arg_utils",
     "vllm.plugins.lora_resolvers.hf_hub_resolver",
     "dynamo_local.engine.vllm.engine",
-    "dynamo_local.engine.vllm.kv.block_hashes",
+    "dynamo_local.engine.vllm.kv.identity",
     "dynamo_local.engine.vllm.weights.key",
     "dynamo_local.engine.vllm.requests.lora",
     "dynamo_local.engine.vllm.requests.wire",

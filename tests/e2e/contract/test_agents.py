@@ -24,9 +24,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBa
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 from vllm.distributed.nixl_utils import NixlWrapper
 
-from dynamo_local.engine.vllm.kv import identity, memory_agent
-from dynamo_local.engine.vllm.kv.memory_agent import MemoryAgent
-from dynamo_local.engine.vllm.kv.network_agent import NetworkAgent, bind_transport
+from dynamo_local.engine.vllm.kv import agents, identity
+from dynamo_local.engine.vllm.kv.agents import MemoryAgent, NetworkAgent, bind_transport
 from dynamo_local.engine.vllm.kv.pull.host import open_pull
 from dynamo_local.engine.vllm.kv.pull.messages import Description
 from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
@@ -118,8 +117,8 @@ def test_all_that_vllm_does_with_an_agent_can_be_done_with_ours() -> None:
 def test_agents_are_replaced_for_a_while_only() -> None:
     worker: Any = importlib.import_module(NixlBaseConnectorWorker.__module__)
     ours: list[tuple[Any, type]] = [(memory_agents, MemoryAgent), (network_agents, NetworkAgent)]
-    for agents, kind in ours:
-        with agents():
+    for replaced, kind in ours:
+        with replaced():
             assert worker.NixlWrapper is kind
     with stream_agents("127.0.0.1", lambda: None):
         assert isinstance(worker.NixlWrapper("reader", None), NetworkAgent)
@@ -138,7 +137,7 @@ async def test_an_engine_whose_memory_cannot_be_read_lends_nothing(monkeypatch: 
     config = SimpleNamespace(cache_config=CacheConfig(block_size=32), lora_config=None)
     adapters = SimpleNamespace(requests=[], request=lambda _: None)
     for why in (None, "not allowed"):
-        monkeypatch.setattr(memory_agent, "why_unreadable", {7: why}.get)
+        monkeypatch.setattr(agents, "why_unreadable", {7: why}.get)
         pull = await open_pull(core, config, adapters, {})
         assert pull.unsupported == why
         assert (pull.prefix(range(100), None, None) is None) is (why is not None)

@@ -21,7 +21,7 @@ from vllm.config import CacheConfig
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from dynamo_local.engine.vllm.kv.block_hashes import BlockHasher
+from dynamo_local.engine.vllm.kv.identity import BlockHasher
 from dynamo_local.engine.vllm.requests.lora import Adapters, ListedAdapters
 
 NAMES = ("pirate", "robot", "parrot")

@@ -27,8 +27,7 @@ from vllm.lora.ops.torch_ops import bgmv_shrink
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.v1.engine import EngineCoreRequest
 
-from dynamo_local.engine.vllm.kv.block_hashes import BlockHasher
-from dynamo_local.engine.vllm.kv.identity import fingerprints
+from dynamo_local.engine.vllm.kv.identity import BlockHasher, fingerprints
 from dynamo_local.engine.vllm.requests import wire
 from dynamo_local.engine.vllm.requests.lora import NO_ADAPTERS, Adapters
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dynamo_local.engine.vllm.kv.memory_agent import MemoryAgent
-from dynamo_local.engine.vllm.kv.network_agent import NetworkAgent, bind_transport
+from dynamo_local.engine.vllm.kv.agents import MemoryAgent, NetworkAgent, bind_transport
 from dynamo_local.engine.vllm.kv.stream.agent import StreamAgent
 from dynamo_local.engine.vllm.patches.tuning import sleeping_progress_threads
 

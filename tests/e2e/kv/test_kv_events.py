@@ -65,7 +65,7 @@ class Readers:
 async def test_what_workers_publish_is_what_they_have_cached(pair: LlmServer, api: openai.OpenAI) -> None:
     from vllm.config import CacheConfig
 
-    from dynamo_local.engine.vllm.kv.block_hashes import BlockHasher
+    from dynamo_local.engine.vllm.kv.identity import BlockHasher
 
     found: list[Presence] = []
 
@@ -136,7 +136,7 @@ async def park(bus: Bus, subject: str, parked: bool) -> None:
 async def test_a_worker_that_wakes_pulls_what_the_other_one_was_asked_for(pair: LlmServer, api: openai.OpenAI) -> None:
     from vllm.config import CacheConfig
 
-    from dynamo_local.engine.vllm.kv.block_hashes import BlockHasher
+    from dynamo_local.engine.vllm.kv.identity import BlockHasher
 
     found: list[Presence] = []
 

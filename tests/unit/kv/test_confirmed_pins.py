@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_local.engine.kv.confirmations import Confirmations
-from dynamo_local.engine.vllm.kv.fence import StepFence
 from dynamo_local.engine.vllm.kv.pull.messages import Pinned
-from dynamo_local.engine.vllm.kv.source import PullSource
+from dynamo_local.engine.vllm.kv.source import PullSource, StepFence
 
 PIN_S = 5.0
 HASHES = (b"a", b"b", b"c")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from dynamo_local.engine.vllm.kv.partial_block import find_partial_block
 from dynamo_local.engine.vllm.kv.pull.messages import Description, Pinned, PullCounts
+from dynamo_local.engine.vllm.kv.source import find_partial_block
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCoreProc

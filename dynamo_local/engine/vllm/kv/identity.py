@@ -1,27 +1,33 @@
-"""Identity of KV: everything that a block's bytes depend on. Engines of the same identity may read each other's KV.
-
-One machine, one clock, one file system: files that look the same from outside (name, size, time) are taken for the
-same. That is cheap, and errs on the side of computing. Where KV is read between machines the files' contents are
-compared: copies and images give other files the same size and time.
-"""
+"""Identity of KV: everything that a block's bytes depend on, and the hashes by which blocks are found. Engines of the
+same identity may read each other's KV. Imports vLLM."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 
 from transformers import PretrainedConfig
-from vllm.config import LoRAConfig, ModelConfig, VllmConfig
+from vllm.config import CacheConfig, LoRAConfig, ModelConfig, VllmConfig
 from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MLAAttentionSpec
+from vllm.v1.request import Request
 from vllm.version import __version__  # type: ignore[attr-defined]
 
 from dynamo_local.model.files import contents_identity, files_identity
 from state.machine.identity import machine_id
+
+# Identity of KV: everything that a block's bytes depend on. Engines of the same identity may read each other's KV.
+#
+# One machine, one clock, one file system: files that look the same from outside (name, size, time) are taken for the
+# same. That is cheap, and errs on the side of computing. Where KV is read between machines the files' contents are
+# compared: copies and images give other files the same size and time.
 
 _KINDS = (FullAttentionSpec, MLAAttentionSpec)
 """Kinds of attention whose blocks hold the KV of all their tokens, for all layers."""
@@ -185,3 +191,32 @@ def model_folder(model: ModelConfig) -> Path | None:
 
     config = try_to_load_from_cache(model.model, "config.json", revision=model.revision)
     return Path(config).parent if isinstance(config, str) else None
+
+
+# Hashes of KV blocks, computed outside of the engine core exactly as it does.
+
+
+class BlockHasher:
+    """Hasher of one engine. Called with a context's tokens, salt and adapter, gives the hashes of its full blocks."""
+
+    def __init__(self, cache_config: CacheConfig, block_size: int | None = None) -> None:
+        """`block_size`: of the engine's blocks, in tokens, if the configuration does not say it."""
+        function = get_hash_fn_by_name(cache_config.prefix_caching_hash_algo)
+        init_none_hash(function)
+        self._hasher = get_request_block_hasher(block_size or cache_config.block_size, function)
+
+    def __call__(
+        self, token_ids: Sequence[int], cache_salt: str | None, adapter: LoRARequest | None = None
+    ) -> list[bytes]:
+        # vLLM hashes requests; what goes into a hash beside the tokens (the salt of the first block, the adapter's
+        # name and path) is its to know.
+        request = Request(
+            request_id="",
+            prompt_token_ids=list(token_ids),
+            sampling_params=SamplingParams(max_tokens=1),
+            pooling_params=None,
+            cache_salt=cache_salt,
+            lora_request=adapter,
+            block_hasher=self._hasher,
+        )
+        return list(request.block_hashes)

@@ -1,7 +1,7 @@
 """Reads of KV in a thread of their own, beside the one in which the engine's steps run.
 
 NIXL's agent says that posting a read is asynchronous, and on GPUs it is. In ordinary memory the call that posts a read
-copies all of it (memory_agent.py). So the steps make none while anything is read.
+copies all of it (agents.py). So the steps make none while anything is read.
 """
 
 from __future__ import annotations

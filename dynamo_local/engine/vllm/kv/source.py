@@ -1,18 +1,126 @@
-"""Source of prefix pulls: finds cached blocks by content, and leases them to readers.
+"""Source of prefix pulls: finds cached blocks by content, and leases them to readers once they are written.
 
 Pure: the pool and the clock are the caller's.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from dynamo_local.engine.kv.leases import Key, Leases, Pool
-from dynamo_local.engine.vllm.kv.fence import StepFence
-from dynamo_local.engine.vllm.kv.partial_block import PartialBlock
 from dynamo_local.engine.vllm.kv.pull.messages import LONGEST_LEASE_S, Pinned
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import Request
+
+
+# Tells when a block that stands in the cache has really been written.
+#
+# vLLM registers the hashes of the blocks that a step is about to fill when it *schedules* the step, up to a whole chunk
+# of a prefill ahead of the forward pass that writes them. Scheduled steps end in order, and when one has ended all its
+# writes, and those of the steps before it, are visible. So what stood in the cache when n steps had been scheduled is
+# written once n steps have ended.
+#
+# Scheduling synchronously (vLLM on CPU), the engine's loop handles questions only between steps, and none is ever under
+# way. With asynchronous scheduling (the default on GPUs) there is always one.
+
+
+class StepFence:
+    """Counts steps in and out. Pure."""
+
+    def __init__(self) -> None:
+        self.scheduled = 0
+        self.ended = 0
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+
+    def schedule(self) -> None:
+        """Note that one more step is on its way."""
+        self.scheduled += 1
+
+    def end(self) -> None:
+        """Note that the first of the steps on their way has ended."""
+        assert self.ended < self.scheduled, "a step ended that was not scheduled"
+        self.ended += 1
+        while self._waiting and self._waiting[0][0] <= self.ended:
+            self._waiting.popleft()[1]()
+
+    def when_written(self, do: Callable[[], None]) -> None:
+        """Call once all steps scheduled up to now have ended: at once if none is on its way."""
+        if self.ended == self.scheduled:
+            do()
+        else:
+            self._waiting.append((self.scheduled, do))
+
+
+# Finds the block that begins with the tokens behind a context's last full block.
+#
+# No hash stands for a block that is not full, but a request that runs here may have its KV. The block is found by its
+# tokens, and the one before it by its hash.
+
+
+@dataclass(frozen=True)
+class PartialBlock:
+    """KV of so many tokens, at the beginning of a block that a request goes on writing to. `stands()`, to be called
+    between steps: whether it is still there."""
+
+    block: int
+    tokens: int
+    stands: Callable[[], bool]
+
+
+def find_partial_block(
+    scheduler: Scheduler, block_size: int, hashes: Sequence[bytes], rest: Sequence[int]
+) -> PartialBlock | None:
+    """Find a running request's block that begins with tokens of `rest`.
+
+    `hashes` are of a context's full blocks, `rest` are the tokens behind them: fewer than a block has.
+
+    What is scheduled but not computed counts as there: the caller waits for it (`StepFence`). What a request has
+    drafted and not accepted is none of its tokens.
+    """
+    if not hashes or not 0 < len(rest) < block_size:
+        return None
+    for request in scheduler.running:
+        tokens = _in_common(request, block_size, hashes, rest)
+        if tokens > 0:
+            return _partial_block(scheduler, request, len(hashes), len(hashes) * block_size + tokens, tokens)
+    return None
+
+
+def _in_common(request: Request, block_size: int, hashes: Sequence[bytes], rest: Sequence[int]) -> int:
+    """Count the tokens of `rest` that the request has the KV of, behind the same full blocks."""
+    full = len(hashes)
+    if len(request.block_hashes) < full or request.block_hashes[full - 1] != hashes[-1]:
+        return 0
+    begin = full * block_size
+    computed = request.all_token_ids[begin : min(request.num_computed_tokens, begin + len(rest))]
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(computed, rest, strict=False))
+    return sum(1 for _ in same)
+
+
+def _partial_block(scheduler: Scheduler, request: Request, full: int, end: int, tokens: int) -> PartialBlock | None:
+    def block() -> int | None:
+        blocks = scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
+        return blocks[full] if full < len(blocks) else None
+
+    found = block()
+    if found is None:
+        return None
+
+    def stands() -> bool:
+        # A request that has been preempted, or whose step has failed, computes the block again; one that has ended may
+        # have ended because of that.
+        known = scheduler.requests.get(request.request_id) is request
+        return known and request.num_computed_tokens >= end and block() == found
+
+    return PartialBlock(found, tokens, stands)
+
 
 KEPT_SHARE = 0.5
 """Largest share of the pool that pins and holds keep: requests here need the rest to make progress."""

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dynamo_local.engine.kv.cache_log import CacheLog
-from dynamo_local.engine.vllm.kv.memory_agent import MemoryAgent
-from dynamo_local.engine.vllm.kv.network_agent import NetworkAgent
+from dynamo_local.engine.vllm.kv.agents import MemoryAgent, NetworkAgent
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -116,7 +115,7 @@ def _noting_map(group: int, log: CacheLog) -> Callable[[Any], Any]:
 
 
 # Agents of our own in the place of NIXL's, for engines on a CPU: those that copy from other processes' memory
-# (kv/memory_agent.py), and those that are read by other machines as well (kv/network_agent.py), by NIXL or on a stream
+# (kv/agents.py), and those that are read by other machines as well (kv/agents.py), by NIXL or on a stream
 # (kv/stream).
 
 

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_local.core.errors import EngineError
-from dynamo_local.engine.vllm.kv import memory_agent
-from dynamo_local.engine.vllm.kv.memory_agent import MemoryAgent, why_unreadable
+from dynamo_local.engine.vllm.kv import agents
+from dynamo_local.engine.vllm.kv.agents import MemoryAgent, why_unreadable
 from state.statefile.model import Owner
 
 PIECE = 64
@@ -27,7 +27,7 @@ COUNT = 256
 SOURCE = f"""
 import sys
 import numpy as np
-from dynamo_local.engine.vllm.kv.memory_agent import MemoryAgent
+from dynamo_local.engine.vllm.kv.agents import MemoryAgent
 
 agent = MemoryAgent("source", None)
 memory = (np.arange({PIECE * COUNT}) // {PIECE}).astype(np.uint8)
@@ -104,7 +104,7 @@ def test_each_piece_is_read_to_its_place_and_nothing_else_is_written(
     reader = Reader(source)
     reader.memory[:] = 255
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory_agent, "_MOST_PIECES", most)
+        patch.setattr(agents, "_MOST_PIECES", most)
         assert reader.read(local, remote) == "DONE"
     expected = np.full((COUNT, PIECE), 255, dtype=np.uint8)
     for here, there in zip(local, remote, strict=True):
@@ -115,13 +115,13 @@ def test_each_piece_is_read_to_its_place_and_nothing_else_is_written(
 def test_what_follows_one_another_at_both_sides_is_one_piece() -> None:
     local = np.array([[100, 10], [110, 10], [120, 5], [200, 5]], dtype=np.uint64)
     remote = np.array([[500, 10], [510, 10], [530, 5], [535, 5]], dtype=np.uint64)
-    here, there = memory_agent.joined(local, remote)
+    here, there = agents.joined(local, remote)
     assert here.tolist() == [[100, 20], [120, 5], [200, 5]]
     assert there.tolist() == [[500, 20], [530, 5], [535, 5]]
 
 
 def test_no_call_copies_more_than_linux_does_at_once(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_agent, "_MOST_BYTES", 3 * PIECE)
+    monkeypatch.setattr(agents, "_MOST_BYTES", 3 * PIECE)
     reader = Reader(source)
     everything = list(range(COUNT))
     assert reader.read(everything, everything) == "DONE"
@@ -206,7 +206,7 @@ def test_who_may_read_is_known_beforehand(source: Source) -> None:
 
 STRANGER = """
 import os
-from dynamo_local.engine.vllm.kv.memory_agent import why_unreadable
+from dynamo_local.engine.vllm.kv.agents import why_unreadable
 if os.getuid() == 0:
     os.setresuid(65534, 65534, 65534)
     print(why_unreadable(os.getppid()))

@@ -235,8 +235,7 @@ class PullHost:
 async def open_pull(core: Any, vllm_config: Any, adapters: Any, identity: Mapping[str, str]) -> PullHost:
     """Open the host's side for an engine core that has started. `adapters` is a lora.Adapters, `identity` that of its
     model (identity.py)."""
-    from dynamo_local.engine.vllm.kv.block_hashes import BlockHasher
-    from dynamo_local.engine.vllm.kv.identity import fingerprints
+    from dynamo_local.engine.vllm.kv.identity import BlockHasher, fingerprints
 
     description = msgspec.convert(await core.call_utility_async(name_of("describe")), Description)
     if description.unsupported is None:
@@ -259,7 +258,7 @@ def _why_closed(core: Any) -> str | None:
     """Say why no other engine can read from the processes of this one; None if they can."""
     from vllm.platforms import current_platform
 
-    from dynamo_local.engine.vllm.kv.memory_agent import why_unreadable
+    from dynamo_local.engine.vllm.kv.agents import why_unreadable
 
     if not current_platform.is_cpu():
         return None

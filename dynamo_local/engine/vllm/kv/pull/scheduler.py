@@ -32,7 +32,6 @@ from vllm.v1.request import Request, RequestStatus
 
 from dynamo_local.engine.kv.confirmations import Confirmations
 from dynamo_local.engine.kv.leases import Key
-from dynamo_local.engine.vllm.kv.fence import StepFence
 from dynamo_local.engine.vllm.kv.identity import identity_of, unsupported_layers
 from dynamo_local.engine.vllm.kv.pull.messages import (
     NET_DEVICE,
@@ -45,7 +44,7 @@ from dynamo_local.engine.vllm.kv.pull.messages import (
     why_not_told,
 )
 from dynamo_local.engine.vllm.kv.pull.metadata import KeptStats, PullMetadata, ReadReport, pack_payload
-from dynamo_local.engine.vllm.kv.source import PullSource
+from dynamo_local.engine.vllm.kv.source import PullSource, StepFence
 from dynamo_local.engine.vllm.patches.kv import report_references
 
 logger = init_logger(__name__)

@@ -31,7 +31,7 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from dynamo_local.core.errors import EngineError
-from dynamo_local.engine.vllm.kv.network_agent import bind_transport
+from dynamo_local.engine.vllm.kv.agents import bind_transport
 from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID, NET_DEVICE, STREAM_HOST
 from dynamo_local.engine.vllm.kv.pull.metadata import PullMetadata, ReadReport, unpack_payload
 from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread

@@ -1,12 +1,9 @@
-"""The source's side of a stream: threads of an engine's process that serve reads of its KV.
-
-A thread for each connection, which waits for nothing but its reader. What a reader asks for is checked and sent; what
-it may then be worth is decided by the confirmation of its pin (decision 28), so nothing here waits for steps.
-"""
+"""The source's side of a stream on which KV is read between machines, and what both sides say to each other."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import hmac
 import logging
@@ -14,25 +11,173 @@ import os
 import secrets
 import socket
 import ssl
+import struct
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import msgspec
+import numpy as np
 
 from dynamo_local.bus.certificate import Certificate, make_certificate
 from dynamo_local.core.errors import EngineError
+from dynamo_local.engine.vllm.kv.agents import Pieces
 from dynamo_local.engine.vllm.kv.pull.messages import FORGOTTEN_S
-from dynamo_local.engine.vllm.kv.stream.frames import (
-    HELLO_BYTES,
-    MAGIC,
-    PIECE_BYTES,
-    REPLY,
-    REQUEST,
-    SECRET_BYTES,
-    StreamAddress,
-    unpack_pieces,
-    unpack_request,
-)
-from dynamo_local.engine.vllm.kv.stream.ranges import Range, Ranges, memory_of
+
+# What reader and source say to each other on a stream, inside TLS.
+#
+#     reader  MAGIC, secret                      once
+#     reader  number, count, count pieces        each read, or a part of it
+#     source  number, bytes, those bytes         for each, in the order in which they were asked for
+#
+# Numbers are little-endian; a piece is an address and a length, of 8 bytes each. A source that does not serve what it
+# is asked for ends the connection. Sizes are bounded, where things come in.
+
+MAGIC = b"DYNAMOKV"
+SECRET_BYTES = 32
+HELLO_BYTES = len(MAGIC) + SECRET_BYTES
+
+REQUEST = struct.Struct("<QI")
+REPLY = struct.Struct("<QQ")
+PIECE_BYTES = 16
+MOST_PIECES = 1 << 13
+"""Of a request: 128 KiB."""
+MOST_BYTES = 1 << 30
+"""Of a reply."""
+
+_Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+class StreamAddress(msgspec.Struct, frozen=True, array_like=True):
+    """Where a source listens, and how the two know each other. It crosses the bus, to members of the namespace alone.
+
+    `fingerprint`: SHA-256 of the source's certificate (DER). `secret`: what a reader has to say first.
+    """
+
+    host: Annotated[str, msgspec.Meta(max_length=64)]
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    fingerprint: _Digest
+    secret: _Digest
+
+    def __repr__(self) -> str:
+        return f"StreamAddress({self.host!r}, {self.port})"
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(StreamAddress)
+
+
+def pack_address(address: StreamAddress) -> bytes:
+    return _encoder.encode(address)
+
+
+def unpack_address(data: bytes) -> StreamAddress:
+    """Raises msgspec.DecodeError."""
+    return _decoder.decode(data)
+
+
+def requests_of(remote: Pieces) -> Iterator[tuple[slice, int]]:
+    """Split a read into requests that a source takes: which pieces, and their bytes."""
+    begin, size = 0, 0
+    for index, length in enumerate(remote[:, 1].tolist()):
+        if index > begin and (index - begin == MOST_PIECES or size + length > MOST_BYTES):
+            yield slice(begin, index), size
+            begin, size = index, 0
+        size += length
+    if begin < len(remote):
+        yield slice(begin, len(remote)), size
+
+
+def pack_request(number: int, pieces: Pieces) -> bytes:
+    return REQUEST.pack(number, len(pieces)) + np.ascontiguousarray(pieces, dtype="<u8").tobytes()
+
+
+def unpack_request(header: bytes) -> tuple[int, int]:
+    """Number, and how many pieces follow. Raises EngineError."""
+    number, count = REQUEST.unpack(header)
+    if not 0 < count <= MOST_PIECES:
+        raise EngineError(f"a reader of KV asks for {count} pieces at once")
+    return number, count
+
+
+def unpack_pieces(data: bytes) -> Pieces:
+    pieces: Pieces = np.frombuffer(data, dtype="<u8").reshape(-1, 2).astype(np.uint64)
+    return pieces
+
+
+# The memory that readers of a stream may ask for.
+
+Range = tuple[int, int]
+"""Address and length."""
+
+
+class Ranges:
+    """Memory of this process that does not go away before it is taken out. For several threads."""
+
+    def __init__(self) -> None:
+        self._ranges: tuple[Range, ...] = ()
+        self._lent = 0
+        self._changed = threading.Condition()
+
+    def add(self, ranges: Iterable[Range]) -> None:
+        with self._changed:
+            self._ranges = (*self._ranges, *ranges)
+
+    def remove(self, ranges: Iterable[Range]) -> None:
+        """Lend them to nobody from now on; see `wait`."""
+        gone = set(ranges)
+        with self._changed:
+            self._ranges = tuple(each for each in self._ranges if each not in gone)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until nothing is lent."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lent, timeout_s)
+
+    @contextmanager
+    def lent(self, pieces: Pieces) -> Iterator[int]:
+        """The context in which these pieces may be read; how many bytes they are. Raises EngineError, as `check`."""
+        with self._changed:
+            size = self.check(pieces)
+            self._lent += 1
+        try:
+            yield size
+        finally:
+            with self._changed:
+                self._lent -= 1
+                self._changed.notify_all()
+
+    def check(self, pieces: Pieces) -> int:
+        """Returns how many bytes these are. Raises EngineError unless each lies within one range."""
+        starts, lengths = pieces[:, 0], pieces[:, 1]
+        inside = np.zeros(len(pieces), dtype=bool)
+        for start, length in self._ranges:
+            offsets = starts - np.uint64(start)
+            # What begins before the range has a huge offset. No sum can overflow: a length is compared with what is
+            # left.
+            within = offsets < length
+            inside |= within & (lengths > 0) & (lengths <= np.uint64(length) - np.where(within, offsets, np.uint64(0)))
+        if not inside.all():
+            raise EngineError("a reader asks for memory that is no KV")
+        # Each is at most a range, so that their sum is exact in Python alone.
+        total: int = sum(lengths.tolist())
+        if total > MOST_BYTES:
+            raise EngineError(f"a reader asks for {total} bytes at once")
+        return total
+
+
+def memory_of(pieces: Pieces) -> Iterator[memoryview]:
+    """The bytes at these addresses of this process."""
+    for address, length in pieces.tolist():
+        yield memoryview((ctypes.c_char * length).from_address(address)).cast("B")
+
+
+# The source's side of a stream: threads of an engine's process that serve reads of its KV.
+#
+# A thread for each connection, which waits for nothing but its reader. What a reader asks for is checked and sent; what
+# it may then be worth is decided by the confirmation of its pin (decision 28), so nothing here waits for steps.
 
 _log = logging.getLogger(__name__)
 

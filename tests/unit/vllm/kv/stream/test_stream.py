@@ -17,14 +17,12 @@ from hypothesis import strategies as st
 from msgspec import DecodeError, structs
 
 from dynamo_local.core.errors import EngineError
-from dynamo_local.engine.vllm.kv import network_agent
-from dynamo_local.engine.vllm.kv.memory_agent import HERE
-from dynamo_local.engine.vllm.kv.network_agent import NetworkAgent
+from dynamo_local.engine.vllm.kv import agents
+from dynamo_local.engine.vllm.kv.agents import HERE, NetworkAgent
 from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
-from dynamo_local.engine.vllm.kv.stream import connection, frames, server
+from dynamo_local.engine.vllm.kv.stream import agent, server
 from dynamo_local.engine.vllm.kv.stream.agent import StreamAgent
-from dynamo_local.engine.vllm.kv.stream.frames import REPLY, REQUEST, pack_address, requests_of, unpack_address
-from dynamo_local.engine.vllm.kv.stream.ranges import Ranges
+from dynamo_local.engine.vllm.kv.stream.server import REPLY, REQUEST, Ranges, pack_address, requests_of, unpack_address
 
 HOST = "127.0.0.1"
 PIECE, COUNT = 4096, 64
@@ -132,7 +130,7 @@ def hear(reader: ssl.SSLSocket) -> None:
 
 
 def test_reads_that_were_asked_for_together_are_right(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "MOST_PIECES", 2)
+    monkeypatch.setattr(server, "MOST_PIECES", 2)
     reads = [([1, 2, 3, 9, 20], [1, 2, 3, 8, 21]), ([30], [7]), ([40, 41, 50], [63, 0, 5])]
     begun = [reader.begin(*each) for each in reads]
     for read in begun:
@@ -156,7 +154,7 @@ def test_another_certificate_is_told_no_secret(source: Source, monkeypatch: pyte
     # The source goes on serving those who know it, and hears them.
     reader = Reader(source.metadata, source.address)
     reader.read(5)
-    assert heard[0] == frames.MAGIC + unpack_address(source.metadata).secret
+    assert heard[0] == server.MAGIC + unpack_address(source.metadata).secret
     reader.close()
 
 
@@ -212,7 +210,7 @@ def test_a_source_that_ends_fails_what_is_asked_of_it(source: Source, monkeypatc
 def test_a_source_that_falls_silent_holds_a_read_up_for_a_while_only(
     source: Source, says: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "STALL_S", SHORT_S)
+    monkeypatch.setattr(agent, "STALL_S", SHORT_S)
     left = threading.Event()
 
     def half(to: ssl.SSLSocket) -> None:
@@ -309,13 +307,13 @@ def test_a_source_goes_on_where_threads_were_short(source: Source, monkeypatch: 
     reader.close()
 
 
-@pytest.mark.parametrize("count", [0, frames.MOST_PIECES + 1, 2**32 - 1])
+@pytest.mark.parametrize("count", [0, server.MOST_PIECES + 1, 2**32 - 1])
 def test_a_request_of_no_size_ends_the_connection(source: Source, count: int) -> None:
     address = unpack_address(source.metadata)
-    secured = connection._secured(address)
+    secured = agent._secured(address)
     secured.settimeout(PATIENCE_S)
     with secured:
-        secured.sendall(frames.MAGIC + address.secret + REQUEST.pack(0, count))
+        secured.sendall(server.MAGIC + address.secret + REQUEST.pack(0, count))
         assert _ends(secured)
 
 
@@ -377,7 +375,7 @@ def _until(condition: Callable[[], bool]) -> bool:
 
 def test_a_machine_with_the_same_address_is_not_taken_for_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     near, far = (NetworkAgent(name, far=StreamAgent(HOST, nothing)) for name in ("near", "far"))
-    monkeypatch.setattr(network_agent, "machine_id", lambda: "other")
+    monkeypatch.setattr(agents, "machine_id", lambda: "other")
     far._address = "172.17.0.1"
     metadata = far.get_agent_metadata()
     monkeypatch.undo()
@@ -386,8 +384,8 @@ def test_a_machine_with_the_same_address_is_not_taken_for_the_other(monkeypatch:
     near._address = "172.17.0.1"
     with pytest.raises(EngineError, match=r"both machines have the address 172\.17\.0\.1"):
         near.add_remote_agent(metadata)
-    for agent in (near, far):
-        agent._far.close()
+    for each in (near, far):
+        each._far.close()
 
 
 addresses = st.one_of(st.integers(0, 300), st.integers(2**64 - 300, 2**64 - 1))
@@ -409,8 +407,8 @@ def test_only_what_lies_within_one_range_is_lent(lent: list[tuple[int, int]], st
 @given(st.lists(st.integers(1, 40), max_size=30))
 def test_a_read_is_asked_for_in_parts_that_a_source_takes(lengths: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frames, "MOST_PIECES", 4)
-        patch.setattr(frames, "MOST_BYTES", 60)
+        patch.setattr(server, "MOST_PIECES", 4)
+        patch.setattr(server, "MOST_BYTES", 60)
         pieces = np.array([[0, length] for length in lengths], dtype=np.uint64).reshape(-1, 2)
         parts = list(requests_of(pieces))
     assert [length for part, _ in parts for length in lengths[part]] == lengths

@@ -1,14 +1,18 @@
+"""What an engine would open to others without authentication is refused: a port, a publisher."""
+
 from __future__ import annotations
 
 import os
 import pwd
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dynamo_local.engine.vllm.kv import local_users
-from dynamo_local.engine.vllm.kv.local_users import other_users, why_port_forbidden
+from dynamo_local.core.errors import EngineError
+from dynamo_local.engine.vllm.kv import open_ports
+from dynamo_local.engine.vllm.kv.open_ports import check_events_config, other_users, why_port_forbidden
 
 
 def user(name: str, uid: int, shell: str = "/bin/bash") -> pwd.struct_passwd:
@@ -21,7 +25,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def be(known: list[pwd.struct_passwd], owners: list[int], me: int = 1000) -> None:
         monkeypatch.setattr(pwd, "getpwall", lambda: known)
-        monkeypatch.setattr(local_users, "_owners", lambda _: iter(owners))
+        monkeypatch.setattr(open_ports, "_owners", lambda _: iter(owners))
         monkeypatch.setattr(os, "geteuid", lambda: me)
 
     return be
@@ -43,7 +47,7 @@ def test_who_can_log_in_or_has_a_process_is_one(machine: Any, me: int) -> None:
 
 
 def test_the_owners_of_processes_are_found() -> None:
-    owners = list(local_users._owners(Path("/proc").iterdir()))
+    owners = list(open_ports._owners(Path("/proc").iterdir()))
     assert os.geteuid() in owners
 
 
@@ -54,3 +58,35 @@ def test_a_gpu_lends_no_kv_beside_others_unless_they_are_trusted() -> None:
     assert "trust-local-users" in why
     assert why_port_forbidden(["anna"], trusted=True) is None
     assert why_port_forbidden([], trusted=False) is None
+
+
+def config(endpoint: str, replay: str | None = None, *, publisher: str = "zmq", on: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(enable_kv_cache_events=on, publisher=publisher, endpoint=endpoint, replay_endpoint=replay)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        config("tcp://*:5557"),
+        config("tcp://0.0.0.0:5557"),
+        config("tcp://[::]:5557"),
+        config("ipc:///private/events", "tcp://*:5558"),
+    ],
+)
+def test_events_are_not_published_to_everybody(refused: SimpleNamespace) -> None:
+    with pytest.raises(EngineError, match="whoever reaches this machine"):
+        check_events_config(refused)
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        None,
+        config("tcp://*:5557", on=False),
+        config("tcp://*:5557", publisher="null"),
+        config("ipc:///private/events", "ipc:///private/replay"),
+        config("tcp://127.0.0.1:5557"),
+    ],
+)
+def test_a_subscriber_of_the_user_s_own_gets_them(taken: SimpleNamespace | None) -> None:
+    check_events_config(taken)
