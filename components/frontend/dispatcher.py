@@ -17,7 +17,7 @@ from typing import ClassVar
 from msgspec import structs
 
 from components.frontend.admin import FrontendAdmin
-from components.frontend.answers.recording import Recording, current_recording
+from components.frontend.answers.kept_log import Recording, current_recording
 from components.frontend.deferral import submit_in_turn
 from components.frontend.explaining import RouteNotes, current_notes
 from components.frontend.keys.ticket import current_ticket

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from components.frontend.answers.recording import Recording
+from components.frontend.answers.kept_log import Recording
 from components.frontend.explaining import RouteNotes
 from components.frontend.migration.state import MigrationRecord
 from components.frontend.prefill.prefill_jobs import PrefillRecord

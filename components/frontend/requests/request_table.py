@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from components.frontend.answers.recording import Recording
+from components.frontend.answers.kept_log import Recording
 from components.frontend.explaining import RouteNotes
 from components.frontend.placing.assigner import Assigner
 from components.frontend.placing.placer import Placer

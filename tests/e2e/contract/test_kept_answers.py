@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from components.frontend.answers.answers import Answers
+from components.frontend.answers.kept_log import Recording, current_recording
 from components.frontend.answers.limits import AnswerLimits
-from components.frontend.answers.recording import Recording, current_recording
 from components.frontend.answers.rest import AnswersRest
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from components.frontend.answers.answers import Answers
+from components.frontend.answers.kept_log import current_recording
 from components.frontend.answers.limits import AnswerLimits
-from components.frontend.answers.recording import current_recording
 from components.frontend.answers.rest import AnswersRest
 from components.frontend.http.administration import Administration
 from components.frontend.http.gate import HttpGate

@@ -140,7 +140,7 @@ async def test_a_prompt_that_is_rendered_otherwise_is_the_one_of_the_beginning(s
 
 
 async def test_a_long_prompt_is_not_kept_and_must_be_the_same(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("components.frontend.answers.recording.MAX_PROMPT_TOKENS", 1)
+    monkeypatch.setattr("components.frontend.answers.kept_log.MAX_PROMPT_TOKENS", 1)
     ends = []
     for prompt in ([1, 2], [1, 9]):
         application = Application()
