@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.harness.report import Figures, table
 from benchmarks.harness.spread import bootstrap
 from components.frontend.http.models import ModelEntry
-from components.frontend.usage import FrontendUsage
+from components.frontend.http.usage import FrontendUsage
 from dynamo_local.core.http.asgi import Event, Scope, Send
 from dynamo_local.core.usage.report import report
 from dynamo_local.core.usage.tally import Tally

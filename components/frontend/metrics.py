@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from components.frontend.http.answers import answer
 from components.frontend.http.callers import who_asks
+from components.frontend.http.outgoing import answer
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.bus.subscriptions import Answer

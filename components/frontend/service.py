@@ -24,10 +24,10 @@ from components.frontend.endpoints.board import BoardWatch
 from components.frontend.endpoints.model import Application, ModelPlan, ModelScope, ServedModel
 from components.frontend.endpoints.revision import FrontendIdentity
 from components.frontend.endpoints.served_models import ServedModels
-from components.frontend.http.administration import Administration
 from components.frontend.http.callers import who_asks
 from components.frontend.http.forwarding import Forwarding
-from components.frontend.http.gate import HttpGate, SettingNames
+from components.frontend.http.gate import Administration, HttpGate, SettingNames
+from components.frontend.http.usage import FrontendUsage
 from components.frontend.key_files import KeyFile, KeyFiles
 from components.frontend.keys.counters import Counters
 from components.frontend.keys.known import KnownKeys
@@ -38,7 +38,6 @@ from components.frontend.metrics import FrontendMetrics
 from components.frontend.queued import QueuedWork, room_for_tasks
 from components.frontend.settings import FrontendSettings, limits_of
 from components.frontend.stored.stores import Stores
-from components.frontend.usage import FrontendUsage
 from components.planner import Planner
 from components.router import Router
 from components.vllm import PRELOAD

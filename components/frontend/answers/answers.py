@@ -24,8 +24,8 @@ from components.frontend.answers.kept_log import (
     recorded,
 )
 from components.frontend.answers.limits import AnswerLimits
-from components.frontend.http.body import replayed
 from components.frontend.http.callers import Caller
+from components.frontend.http.incoming import replayed
 from components.frontend.http.own_requests import nothing_more, own_scope
 from components.frontend.http.usage import note_attempts
 from dynamo_local.core.answers.continuing import Continuation, DifferentAnswerError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 from urllib.parse import parse_qsl
@@ -14,16 +14,25 @@ import msgspec
 
 from components.frontend.answers.answers import AGAIN, Answers, AnswerSink, RunningAnswer
 from components.frontend.http.callers import caller_of
-from components.frontend.http.generations.exchange import unavailable
-from components.frontend.http.generations.held import watched
-from components.frontend.http.outgoing import stream_headers
-from components.frontend.stored.answers import answer_json, page, query_of, refusal_of
+from components.frontend.http.exchange import unavailable, watched
+from components.frontend.http.incoming import Asked, read_body, replayed
+from components.frontend.http.outgoing import answer_json, page, query_of, refusal_of, stream_headers
 from dynamo_local.core.answers.records import AnswerHead, Kind, Record, event_in, head_in
-from dynamo_local.core.answers.requests import PREVIOUS, continued, contradiction, input_items, is_answer_id, not_found
+from dynamo_local.core.answers.requests import (
+    PREVIOUS,
+    asking_fields,
+    continued,
+    continued_body,
+    contradiction,
+    input_items,
+    is_answer_id,
+    is_kept,
+    not_found,
+)
 from dynamo_local.core.answers.status import AnswerState, OutOfOrderError, stream_event
 from dynamo_local.core.errors import ConfigError, DecodeError, StateError, StorageFullError
-from dynamo_local.core.http.asgi import Receive, Scope, Send, header
-from dynamo_local.core.http.bounds.admission import Refusal
+from dynamo_local.core.http.asgi import Event, Receive, Scope, Send, header
+from dynamo_local.core.http.bounds.admission import AdmissionLimits, Refusal, examine_headers
 from dynamo_local.core.http.dialects import comment
 from dynamo_local.core.http.json_text import boolean
 from dynamo_local.core.http.paths import INPUT_ITEMS, RESPONSES
@@ -351,3 +360,52 @@ async def followed(shown: Shown, after: int, is_over: Callable[[], bool]) -> Asy
             return
         if not events:
             await asyncio.sleep(LOOK_EVERY_S)
+
+
+# Requests about answers that are kept are told from others by what their bodies ask for.
+
+Serve = Callable[[Asked, Receive, Send], Awaitable[Refusal | None]]
+"""Answers a request, or returns a refusal."""
+
+_NO_PREVIOUS = f'"{PREVIOUS}":null'.encode()
+"""As vLLM's application writes it, nowhere but in a field of that name: quotes in texts are escaped."""
+
+
+class Keeping:
+    """Serves requests that may be about answers that are kept."""
+
+    def __init__(self, answers: AnswersRest, limits: AdmissionLimits) -> None:
+        self._answers = answers
+        self._limits = limits
+
+    async def serve(
+        self, asked: Asked, receive: Receive, send: Send, others: Serve, *, keeps: bool = True
+    ) -> Refusal | None:
+        """Answer a request, or return a refusal. `others`: serves those whose answers are not kept; `keeps` False: all.
+        Raises BodyRefusedError, ClientGoneError."""
+        body = await read_body(asked.headers, receive, self._limits)
+        fields = asking_fields(body)
+        if fields is not None and keeps and is_kept(fields):
+            refusal = examine_headers(asked.scope["headers"])
+            return refusal or await self._answers.create(asked.scope, fields, receive, send)
+        if fields is not None and fields.get(PREVIOUS) is not None:
+            earlier = await self._answers.earlier(asked.caller.owner, fields)
+            if isinstance(earlier, Refusal):
+                return earlier
+            body, send = continued_body(fields, earlier), _telling(fields[PREVIOUS], send)
+        return await others(asked, replayed(body, receive), send)
+
+
+def _telling(previous: str, send: Send) -> Send:
+    """Return an ASGI `send` for an answer that goes on from another one: it tells from which, since vLLM's application
+    was not told."""
+    named = _NO_PREVIOUS.removesuffix(b"null") + msgspec.json.encode(previous)
+
+    async def send_on(event: Event) -> None:
+        if event["type"] == "http.response.start":
+            headers = [header for header in event["headers"] if header[0].lower() != b"content-length"]
+            await send({**event, "headers": headers})
+        else:
+            await send({**event, "body": event.get("body", b"").replace(_NO_PREVIOUS, named)})
+
+    return send_on

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from components.frontend.http.body import BodyRefusedError, read_body
 from components.frontend.http.callers import caller_of
-from components.frontend.stored.answers import answer_json, page, query_of, refusal_of
+from components.frontend.http.incoming import BodyRefusedError, read_body
+from components.frontend.http.outgoing import answer_json, page, query_of, refusal_of
 from dynamo_local.core.errors import ConfigError, ItemAbsentError, StateError, UsageError
 from dynamo_local.core.http.asgi import Receive, Scope, Send, headers_of
 from dynamo_local.core.http.bounds.admission import AdmissionLimits, Refusal

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from components.frontend.dispatcher import BusDispatcher
-from components.frontend.endpoints.waking import WorkersHere
 from components.frontend.http.models import ModelEntry
+from components.frontend.http.waking import WorkersHere
 from components.frontend.migration.rebalancer import Rebalancer
 from components.frontend.placing.assigner import Assigner, LocalAssigner, RouterAssigner
 from components.frontend.prefill.prefill_jobs import PrefillJobs

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from components.frontend.endpoints.model import MakeApplication, ModelPlan, ModelScope, ServedModel
-from components.frontend.endpoints.waking import WorkersHere
 from components.frontend.http.models import ModelEntry
+from components.frontend.http.waking import WorkersHere
 from components.frontend.limits.rooms import Room
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.parts import BusPart

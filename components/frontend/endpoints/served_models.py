@@ -8,9 +8,8 @@ from typing import Any
 
 from components.frontend.endpoints.model import MakeApplication, ServedModel
 from components.frontend.endpoints.revision import FrontendIdentity, ServedRevision, told
-from components.frontend.endpoints.waking import ServedEndpoint, WakingServer, WorkersHere
 from components.frontend.http.models import ModelEntry, ModelTable
-from components.frontend.http.waking import Waking
+from components.frontend.http.waking import Waking, WakingServer, WorkersHere
 from dynamo_local.core.endpoints.standing import Standing, is_coming, standings
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointView
@@ -158,12 +157,10 @@ class ServedModels:
         waking = self._wakings.get(endpoint)
         if waking is None:
             waking = self._wakings[endpoint] = Waking(
-                ServedEndpoint(
-                    endpoint,
-                    self._server,
-                    lambda: self._views.get(endpoint),
-                    lambda: self._workers_of(endpoint),
-                ),
+                endpoint,
+                self._server,
+                lambda: self._views.get(endpoint),
+                lambda: self._workers_of(endpoint),
                 self._tasks.spawn,
             )
         entry.waking = waking

@@ -1,29 +1,35 @@
 """The gate in front of the OpenAI server: an ASGI middleware that lets requests through, or refuses them.
 
 The gate checks paths, API keys, and the size of requests, and passes each request to the application of the model that
-it asks for; those that generate by way of `generations/`. Refusals have the shape of the API at their path. The rules
+it asks for; those that generate by way of `generation.py`. Refusals have the shape of the API at their path. The rules
 are pure (core/http/); here they are applied to HTTP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import msgspec
 
+from components.frontend.answers.rest import AnswersRest, Keeping, Serve
 from components.frontend.explaining import RouteNotes, explained
-from components.frontend.http.administration import NO_ADMINISTRATION, NO_STORES, Administration, Handler, at
-from components.frontend.http.answers import JSON, answer, in_dialect, refuse
-from components.frontend.http.body import BodyRefusedError, ClientGoneError, read_body, replayed
 from components.frontend.http.callers import ANYBODY, Caller, Callers, asking, caller_of, note_caller
-from components.frontend.http.generations.exchange import GenerationRequest, unavailable
-from components.frontend.http.generations.generation import DRAINING, Generations
-from components.frontend.http.heads import Asked, examine_coding, examine_head
-from components.frontend.http.kept import Keeping, KeptAnswers, Serve
+from components.frontend.http.exchange import GenerationRequest, unavailable
+from components.frontend.http.generation import DRAINING, Generations
+from components.frontend.http.incoming import (
+    Asked,
+    BodyRefusedError,
+    ClientGoneError,
+    examine_coding,
+    examine_head,
+    read_body,
+    replayed,
+)
 from components.frontend.http.models import NO_APPLICATION, ModelTable
-from components.frontend.http.outgoing import Renaming
+from components.frontend.http.outgoing import JSON, Renaming, answer, in_dialect, refuse
 from components.frontend.http.usage import UsageMeter, tally_of
 from components.frontend.keys.known import KnownKeys
 from components.frontend.keys.ticket import Gatekeeper, charge_to
@@ -43,6 +49,42 @@ from dynamo_local.core.http.json_text import as_utf8, boolean
 from dynamo_local.core.http.paths import DETOKENIZE, ROUTES, Route, route_of, without_last_slash
 from dynamo_local.core.http.priority import HEADER_KEY, priority_asked
 from dynamo_local.core.http.route_header import EXPLAIN, is_asked, is_local
+
+# The paths that the frontend answers itself: which part of it carries out what is asked for there.
+
+Orders = Callable[[Scope, bytes, str], Awaitable[tuple[int, bytes] | Refusal]]
+"""Carries out a request of an administrator: its scope, its body, and the name of the key of who asks. Returns status
+and body of the answer."""
+
+Handler = Callable[[Scope, Receive, Send], Awaitable[Refusal | None]]
+"""Answers a request, or returns why not."""
+
+_Part = TypeVar("_Part")
+
+
+def at(parts: Mapping[str, _Part], path: str) -> _Part:
+    """Return the part that answers at an open path. `parts`: by the beginning of their paths."""
+    return next(part for beginning, part in parts.items() if path.startswith(beginning))
+
+
+async def _nothing(scope: Scope, body: bytes, by: str) -> Refusal:
+    return Refusal(404, f"no such path: {scope['path']}", "NotFoundError")
+
+
+@dataclass(frozen=True)
+class Administration:
+    """`keys`: those of a file that open the paths, beside keys of administrators in the registry. `orders`: carries out
+    what they ask for."""
+
+    keys: Sequence[str] = ()
+    orders: Orders = _nothing
+
+
+NO_ADMINISTRATION = Administration()
+"""The paths are closed."""
+
+NO_STORES: Mapping[str, Handler] = MappingProxyType({})
+"""Nothing is stored."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +115,7 @@ class HttpGate:
         known_keys: KnownKeys | None = None,
         gatekeeper: Gatekeeper | None = None,
         stores: Mapping[str, Handler] = NO_STORES,
-        answers: KeptAnswers | None = None,
+        answers: AnswersRest | None = None,
         rooms: Rooms | None = None,
     ) -> None:
         """`known_keys`: those of the registry; `gatekeeper`: keeps their limits. `stores`: answers about what is stored

@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
-from components.frontend.http.generations.held import HoldTimes, Line
-from components.frontend.http.waking import Waking
+from components.frontend.http.waking import HoldTimes, Line, Waking
 from components.frontend.limits.rooms import Room
 from dynamo_local.core.http.asgi import App
 from dynamo_local.core.http.bounds.admission import AdmissionLimits, Refusal

@@ -8,8 +8,8 @@ import logging
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from components.frontend.http.body import replayed
 from components.frontend.http.callers import Caller, note_caller
+from components.frontend.http.incoming import replayed
 from dynamo_local.core.http.asgi import App, Event, Scope
 from dynamo_local.core.http.bounds.limits import NEVER
 from dynamo_local.core.http.priority import HEADER_KEY

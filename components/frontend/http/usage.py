@@ -6,8 +6,10 @@ of `Metered` is over, the tally is complete, whatever became of the request: ans
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextvars import Token
 from types import TracebackType
 from typing import Protocol
@@ -21,6 +23,13 @@ from dynamo_local.core.http.asgi import Event, Scope, Send
 from dynamo_local.core.usage.records import LEFT, UsageRecord
 from dynamo_local.core.usage.tally import Counted, Tally
 from dynamo_local.engine.vllm.frontend.counting import counting
+from dynamo_local.monitor.families import USAGE_LOST, USAGE_PENDING
+from dynamo_local.monitor.metrics import Sample
+from dynamo_local.monitor.usage_counts import UsageCounts
+from state.paths import StatePaths
+from state.usage.journal import UsageJournal
+
+_log = logging.getLogger(__name__)
 
 _SCOPE_KEY = "dynamo.tally"
 _ATTEMPTS_KEY = "dynamo.attempts"
@@ -197,3 +206,45 @@ class _Answer(msgspec.Struct):
 
 
 _told = msgspec.json.Decoder(_Answer)
+
+
+# Records go to the journal of the frontend, and into its metrics.
+
+_FLUSH_EVERY_S = 1.0
+
+
+class FrontendUsage:
+    """What the requests of one frontend use."""
+
+    def __init__(self, paths: StatePaths, lease: str) -> None:
+        self._journal = UsageJournal(paths, lease, lambda why: _log.error("%s", why))
+        self._counts = UsageCounts()
+        self.meter = UsageMeter(self._note)
+
+    def _note(self, record: UsageRecord) -> None:
+        self._counts.note(record)
+        self._journal.write(record)
+
+    async def run(self) -> None:
+        """Write records that could not be written before, until cancelled."""
+        while True:
+            await asyncio.sleep(_FLUSH_EVERY_S)
+            if self._journal.pending:
+                self._journal.flush()
+
+    def close(self) -> None:
+        """End the journal: the last request has been answered."""
+        lost = self._journal.lost
+        self._journal.close()
+        if self._journal.lost > lost:
+            _log.error("the usage of %d requests could not be written, and is lost", self._journal.lost - lost)
+
+    def samples_by_key(self) -> Iterator[Sample]:
+        """Return of the samples those that administrators are shown by key."""
+        return self._counts.samples(by_key=True)
+
+    def samples(self) -> Iterator[Sample]:
+        """Return the samples for /metrics, without the names of keys."""
+        yield from self._counts.samples(by_key=False)
+        yield Sample(USAGE_PENDING, (), self._journal.pending)
+        yield Sample(USAGE_LOST, (), self._journal.lost)

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from components.frontend.http.answers import refuse
+from components.frontend.http.outgoing import refuse
 from components.frontend.keys.counters import Counters, Denial
 from dynamo_local.core.http.asgi import Event, Send
 from dynamo_local.core.http.bounds.admission import Demand, Refusal

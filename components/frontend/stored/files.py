@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from components.frontend.http.callers import caller_of
-from components.frontend.http.generations.held import watched
-from components.frontend.stored.answers import answer_json, page, query_of, refusal_of
+from components.frontend.http.exchange import watched
+from components.frontend.http.outgoing import answer_json, page, query_of, refusal_of
 from components.frontend.stored.upload import Uploads
 from dynamo_local.core.errors import ConfigError, StateError, UsageError
 from dynamo_local.core.http.asgi import Receive, Scope, Send

@@ -8,8 +8,7 @@ from components.frontend.batches.keeper import BatchKeeper
 from components.frontend.batches.pacing import Pacer
 from components.frontend.batches.rest import BatchesRest
 from components.frontend.batches.run import Surroundings
-from components.frontend.http.administration import Handler
-from components.frontend.http.gate import HttpGate
+from components.frontend.http.gate import Handler, HttpGate
 from components.frontend.http.models import ModelTable
 from components.frontend.settings import FrontendSettings
 from components.frontend.stored.files import FilesRest

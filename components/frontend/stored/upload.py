@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
-from components.frontend.http.body import ClientGoneError
+from components.frontend.http.incoming import ClientGoneError
 from components.frontend.stored.form import UploadForm
 from dynamo_local.core.errors import ConfigError, StateError
 from dynamo_local.core.http.asgi import Receive, Scope, header

@@ -14,7 +14,7 @@ from typing import Any
 
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
-from components.frontend.usage import FrontendUsage
+from components.frontend.http.usage import FrontendUsage
 from dynamo_local.core.http.asgi import Event, Receive, Scope, Send
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.engine.vllm.frontend.counting import counting

@@ -16,9 +16,8 @@ from components.frontend.async_tasks.calling import Calling
 from components.frontend.async_tasks.keeper import TaskKeeper
 from components.frontend.async_tasks.rest import TasksRest
 from components.frontend.async_tasks.running import Surroundings
-from components.frontend.http.administration import Administration
 from components.frontend.http.callers import Caller
-from components.frontend.http.gate import HttpGate
+from components.frontend.http.gate import Administration, HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable, Tasks
 from dynamo_local.core.async_tasks.callbacks import CallbackLimits
 from dynamo_local.core.async_tasks.limits import TaskLimits

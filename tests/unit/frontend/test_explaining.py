@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from components.frontend.explaining import current_notes
-from components.frontend.http.administration import Administration
-from components.frontend.http.gate import HttpGate
+from components.frontend.http.gate import Administration, HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.messages.routes import RouteRow

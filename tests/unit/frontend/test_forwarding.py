@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from components.frontend.endpoints.waking import WakingServer
 from components.frontend.http.forwarding import Forwarding
+from components.frontend.http.waking import WakingServer
 from dynamo_local.control.operations import GET_USAGE, LIST_ENDPOINTS, UPDATE_ENDPOINT, WAKE_ENDPOINT, Call
 from dynamo_local.core.errors import DynamoError, NotRunningError, OrderError, SupervisorError, UnansweredError
 from dynamo_local.core.http.bounds.admission import Refusal
@@ -121,7 +121,7 @@ async def test_a_server_that_is_stopped_holds_up_nobody_else(
     paths: StatePaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests that wait for a server that accepts connections and never answers hold up no other thread."""
-    monkeypatch.setattr("components.frontend.endpoints.waking.ANSWER_S", 0.5)
+    monkeypatch.setattr("components.frontend.http.waking.ANSWER_S", 0.5)
     waking = WakingServer(paths)
     paths.run_dir.mkdir(parents=True)
     with ServerLock(paths):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.frontend.http.body import read_body
+from components.frontend.http.incoming import read_body
 from dynamo_local.core.http.asgi import Event
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.paths import ROUTES

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from components.frontend.http import exchange, generation
 from components.frontend.http.gate import HttpGate
-from components.frontend.http.generations import generation, held
 from components.frontend.http.models import ModelEntry, ModelTable
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.waiting import holding
@@ -252,7 +252,7 @@ async def test_comments_go_on_until_the_first_event() -> None:
         if len(sent) > 4:
             enough.set()
 
-    early = held.EarlyAnswer(send, "/v1/completions", every_s=0.001)
+    early = exchange.EarlyAnswer(send, "/v1/completions", every_s=0.001)
     await early.tell("a")
     with early.commented(lambda: generation._FIRST_TOKEN):
         await early(

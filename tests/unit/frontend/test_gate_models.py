@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from components.frontend.http.administration import Administration
-from components.frontend.http.gate import HttpGate
+from components.frontend.http.gate import Administration, HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
 from dynamo_local.core.http.asgi import Scope
 from dynamo_local.core.http.bounds.admission import AdmissionLimits, Refusal

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from components.frontend.http.body import replayed
 from components.frontend.http.callers import Caller
+from components.frontend.http.incoming import replayed
 from components.frontend.http.own_requests import ask
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.request.fidelity import Fidelity, Survival

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.frontend.http.administration import Administration
-from components.frontend.http.gate import HttpGate
+from components.frontend.http.gate import Administration, HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.key_files import Found, KeyFile, KeyFiles
 from dynamo_local.core.errors import ConfigError

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from components.frontend.deferral import submit_in_turn
-from components.frontend.http.administration import Administration
 from components.frontend.http.callers import Callers, caller_of, who_asks
-from components.frontend.http.gate import HttpGate
+from components.frontend.http.gate import Administration, HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.usage import UsageMeter, tally_of
 from components.frontend.keys.counters import Counters

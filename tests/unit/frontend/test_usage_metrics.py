@@ -9,11 +9,10 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from components.frontend.http.administration import Administration
-from components.frontend.http.gate import HttpGate
+from components.frontend.http.gate import Administration, HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
+from components.frontend.http.usage import FrontendUsage
 from components.frontend.metrics import FrontendMetrics
-from components.frontend.usage import FrontendUsage
 from dynamo_local.core.fleet.view import FleetView
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.bounds.admission import AdmissionLimits

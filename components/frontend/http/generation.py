@@ -14,11 +14,18 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from components.frontend.http.body import ClientGoneError
 from components.frontend.http.callers import caller_of
-from components.frontend.http.generations.calls import EarlyCall, pass_on
-from components.frontend.http.generations.exchange import RETRY_NO_WORKER_S, Exchange, GenerationRequest, unavailable
-from components.frontend.http.generations.held import EarlyAnswer, watched
+from components.frontend.http.exchange import (
+    RETRY_NO_WORKER_S,
+    EarlyAnswer,
+    EarlyCall,
+    Exchange,
+    GenerationRequest,
+    pass_on,
+    unavailable,
+    watched,
+)
+from components.frontend.http.incoming import ClientGoneError
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.outgoing import Renaming
 from components.frontend.http.usage import Metered, UsageMeter
