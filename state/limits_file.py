@@ -1,6 +1,6 @@
 """The file of limits in a run directory, as far as the server writes it: it tells frontends that keys have changed.
 
-Frontends map the file (components/frontend/keys/counters.py), so that a look costs them no call of the system.
+Frontends map the file (components/frontend/limits/places.py), so that a look costs them no call of the system.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class StatePaths:
 
     @property
     def limits_file(self) -> Path:
-        """What all frontends count against the limits of keys (components/frontend/keys/counters.py)."""
+        """What all frontends count against the limits of keys (components/frontend/limits/places.py)."""
         return self.run_dir / "limits.1"
 
     @property

@@ -19,7 +19,8 @@ from components.frontend.async_tasks.calling import Calling
 from components.frontend.async_tasks.keeper import TaskKeeper
 from components.frontend.async_tasks.rest import TasksRest
 from components.frontend.async_tasks.running import Surroundings as TaskSurroundings
-from components.frontend.batches.keeper import BatchKeeper
+from components.frontend.batches.pacing import QueuedWork, room_for_tasks
+from components.frontend.batches.run import BatchKeeper
 from components.frontend.endpoints.board import BoardWatch
 from components.frontend.endpoints.model import Application, ModelPlan, ModelScope, ServedModel
 from components.frontend.endpoints.revision import FrontendIdentity
@@ -28,16 +29,13 @@ from components.frontend.http.callers import who_asks
 from components.frontend.http.forwarding import Forwarding
 from components.frontend.http.gate import Administration, HttpGate, SettingNames
 from components.frontend.http.usage import FrontendUsage
-from components.frontend.key_files import KeyFile, KeyFiles
-from components.frontend.keys.counters import Counters
-from components.frontend.keys.known import KnownKeys
+from components.frontend.keys.known import KeyFile, KeyFiles, KnownKeys
 from components.frontend.keys.ticket import Gatekeeper
-from components.frontend.limits.places import Places
+from components.frontend.limits.places import Counters, Places
 from components.frontend.limits.rooms import Rooms
 from components.frontend.metrics import FrontendMetrics
-from components.frontend.queued import QueuedWork, room_for_tasks
 from components.frontend.settings import FrontendSettings, limits_of
-from components.frontend.stored.stores import Stores
+from components.frontend.stored.rest import Stores
 from components.planner import Planner
 from components.router import Router
 from components.vllm import PRELOAD

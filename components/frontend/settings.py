@@ -10,13 +10,9 @@ from typing import Any
 from components.frontend.answers.limits import AnswerLimits
 from dynamo_local.core.async_tasks.callbacks import CallbackLimits
 from dynamo_local.core.async_tasks.limits import TaskLimits
-from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.stored.batches import BatchLimits
 from dynamo_local.core.stored.files import FileLimits
-
-_LARGEST_KEY_FILE = 1024 * 1024
-"""In bytes."""
 
 
 @dataclass(frozen=True)
@@ -53,26 +49,3 @@ def limits_of(settings: FrontendSettings, config: Mapping[str, Any]) -> Frontend
     if "max-candidates" in config or config.get("max-logprobs") is None:
         return settings
     return replace(settings, max_candidates=config["max-logprobs"])
-
-
-def read_keys(path: Path | None, setting: str) -> tuple[str, ...]:
-    """Read the keys of a file; none without one. Raises ConfigError, also for a file without keys."""
-    return () if path is None else keys_in(path.expanduser(), setting)
-
-
-def keys_in(path: Path, setting: str) -> tuple[str, ...]:
-    """Read the keys of a file. Raises ConfigError, also for a file without keys."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(_LARGEST_KEY_FILE + 1)
-        keys = tuple(line.strip() for line in data.decode().splitlines() if line.strip())
-    except OSError as error:
-        raise ConfigError(f"cannot read the keys in {path}: {error.strerror}") from error
-    except UnicodeError as error:
-        raise ConfigError(f"{path} holds no keys, which are text", "write one key per line") from error
-    if len(data) > _LARGEST_KEY_FILE:
-        raise ConfigError(f"{path} is larger than {_LARGEST_KEY_FILE} bytes", "write one key per line")
-    if not keys:
-        # An empty file must not open the server to everybody.
-        raise ConfigError(f"{path} holds no key", f"write one key per line, or leave {setting} out")
-    return keys

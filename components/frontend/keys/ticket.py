@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.frontend.http.outgoing import refuse
-from components.frontend.keys.counters import Counters, Denial
+from components.frontend.limits.places import Counters, Denial
 from dynamo_local.core.http.asgi import Event, Send
 from dynamo_local.core.http.bounds.admission import Demand, Refusal
 from dynamo_local.core.http.bounds.limits import (

@@ -13,14 +13,12 @@ from typing import Any
 
 import pytest
 
-from components.frontend.batches.keeper import AT_ONCE, BatchKeeper
 from components.frontend.batches.pacing import Pacer
-from components.frontend.batches.rest import BatchesRest
-from components.frontend.batches.run import Surroundings
+from components.frontend.batches.run import AT_ONCE, BatchKeeper, Surroundings
 from components.frontend.http.callers import ANYBODY, Caller
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
-from components.frontend.stored.files import FilesRest
+from components.frontend.stored.rest import BatchesRest, FilesRest
 from components.frontend.stored.upload import Uploads
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.bounds.admission import AdmissionLimits

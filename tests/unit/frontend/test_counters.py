@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.frontend.keys.counters import Counters, Denial
-from components.frontend.limits.places import PLACES, SIZE, Places
+from components.frontend.limits.places import PLACES, SIZE, Counters, Denial, Places
 from dynamo_local.core.keys.limits import margin_of, wait_s
 from dynamo_local.core.keys.registry import MOST_KEYS
 from dynamo_local.core.keys.values import ApiKey

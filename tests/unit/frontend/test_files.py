@@ -12,7 +12,7 @@ import pytest
 
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelTable
-from components.frontend.stored.files import FilesRest
+from components.frontend.stored.rest import FilesRest
 from components.frontend.stored.upload import Uploads
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.paths import FILES

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from components.frontend.http.gate import Administration, HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
-from components.frontend.key_files import Found, KeyFile, KeyFiles
+from components.frontend.keys.known import Found, KeyFile, KeyFiles
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.bounds.admission import AdmissionLimits

@@ -16,10 +16,9 @@ from components.frontend.http.callers import Callers, caller_of, who_asks
 from components.frontend.http.gate import Administration, HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.usage import UsageMeter, tally_of
-from components.frontend.keys.counters import Counters
 from components.frontend.keys.known import KnownKeys
 from components.frontend.keys.ticket import Gatekeeper, current_ticket
-from components.frontend.limits.places import Places
+from components.frontend.limits.places import Counters, Places
 from components.frontend.priority import prioritized
 from dynamo_local.core.http.asgi import Receive, Scope, Send, headers_of
 from dynamo_local.core.http.bounds.admission import AdmissionLimits, Refusal

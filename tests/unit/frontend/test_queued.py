@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from components.frontend.batches.pacing import QueuedWork, room_for_tasks
 from components.frontend.http.models import ModelEntry, ModelTable, Tasks
-from components.frontend.queued import QueuedWork, room_for_tasks
 from dynamo_local.core.messages.presence import EngineInfo, Presence
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from components.frontend.batches.recording import Recorder
+from components.frontend.batches.run import Recorder
 from dynamo_local.core.stored.lines import answered_line, recorded_in
 from state.files import Disk
 from state.stored.results import Results

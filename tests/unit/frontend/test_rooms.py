@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from components.frontend.http.callers import Caller, note_caller
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
-from components.frontend.limits import key_counts
 from components.frontend.limits.places import HEAD, Places
-from components.frontend.limits.rooms import MOST_MODELS, Rooms
+from components.frontend.limits.rooms import END, MOST_MODELS, Rooms
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.bounds.limits import LIMITED
@@ -127,7 +126,7 @@ def test_more_models_than_rows_have_their_rows_one_after_the_other(make: Make) -
 def test_of_more_keys_than_fit_it_is_not_known_whose_it_is_and_how_much_is(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_counts, "MOST_ENTRIES", 3)
+    monkeypatch.setattr("components.frontend.limits.rooms.MOST_ENTRIES", 3)
     one, other = make().of("m").sequences, make().of("m").sequences
     for key in "abcd":
         one.add(0, key, 1)
@@ -139,14 +138,14 @@ def test_of_more_keys_than_fit_it_is_not_known_whose_it_is_and_how_much_is(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
-@given(seed=st.integers(0, 2**32), at=st.none() | st.integers(HEAD, key_counts.END + 8192))
+@given(seed=st.integers(0, 2**32), at=st.none() | st.integers(HEAD, END + 8192))
 def test_a_damaged_file_ends_nothing_and_is_right_again_when_all_have_written(
     pair: tuple[Counting, Counting], seed: int, at: int | None
 ) -> None:
     counts = [rooms.of("m").sequences for rooms in pair]
     for count in counts:
         count.add(0, "a", 2)
-    (begin, end) = (HEAD, key_counts.END) if at is None else (at, at + 4096)
+    (begin, end) = (HEAD, END) if at is None else (at, at + 4096)
     pair[0].places.map[begin:end] = random.Random(seed).randbytes(end - begin)
     for count in counts:
         count.by_key(LOWEST)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from components.frontend.async_tasks.tries import Outcome, Tries, outcome_of
+from components.frontend.async_tasks.running import Outcome, Tries, outcome_of
 from components.frontend.http.own_requests import Answered
 
 PATIENCE_S = 1000.0

@@ -7,9 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.frontend.async_tasks.keeper import WaitingCalls
-from components.frontend.async_tasks.tries import Outcome
-from components.frontend.async_tasks.waiting import KnownTask
+from components.frontend.async_tasks.keeper import KnownTask, WaitingCalls
+from components.frontend.async_tasks.running import Outcome
 from dynamo_local.core.async_tasks.callbacks import AT_ONCE, AT_ONCE_FOR_ORIGIN
 
 

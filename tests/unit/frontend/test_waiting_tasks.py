@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.frontend.async_tasks.tries import Outcome
-from components.frontend.async_tasks.waiting import KnownTask, Place, WaitingTasks
+from components.frontend.async_tasks.keeper import KnownTask, Place, WaitingTasks
+from components.frontend.async_tasks.running import Outcome
 
 PLACE = Place("a", "m", "")
 
