@@ -18,8 +18,8 @@ from benchmarks.harness.spread import bootstrap
 from components.frontend.http.models import ModelEntry
 from components.frontend.http.usage import FrontendUsage
 from dynamo_local.core.http.asgi import Event, Scope, Send
-from dynamo_local.core.usage.report import report
-from dynamo_local.core.usage.tally import Tally
+from dynamo_local.core.usage.records import Tally
+from dynamo_local.core.usage.totals import report
 from state.paths import StatePaths
 from state.usage.totals import read_usage
 

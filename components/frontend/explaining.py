@@ -8,9 +8,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from dynamo_local.core.http.asgi import Event, Send
-from dynamo_local.core.http.route_header import ROUTE, described, header_value
 from dynamo_local.core.messages.routes import RouteRow
-from dynamo_local.core.routing.explanation import NamedWorker
+from dynamo_local.core.routing.explanation import ROUTE, NamedWorker, described, header_value
 
 _MOST_ROUTES = 16
 """Bound on the assignments that are kept of one request."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from components.frontend.answers.limits import AnswerLimits
 from dynamo_local.core.async_tasks.callbacks import CallbackLimits
-from dynamo_local.core.async_tasks.limits import TaskLimits
+from dynamo_local.core.async_tasks.records import TaskLimits
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.stored.batches import BatchLimits
 from dynamo_local.core.stored.files import FileLimits

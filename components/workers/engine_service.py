@@ -43,7 +43,7 @@ from dynamo_local.core.messages.tokens import Fault, TokenDelta
 from dynamo_local.core.messages.work import Ack, AskExclusive, Cancel, EndExclusive, RequestEpoch, Resend, Submit, Work
 from dynamo_local.core.ports import Engine, Step
 from dynamo_local.core.process.stalls import StallClock, Verdict
-from dynamo_local.core.request.outbox import Outbox
+from dynamo_local.core.request.log import Outbox
 from dynamo_local.process.context import ServiceContext
 
 _log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Sets a worker apart for one request that engines may die of (core/request/suspicion.py).
+"""Sets a worker apart for one request that engines may die of (core/request/recovery.py).
 
 The worker refuses all other requests, and announces with its presence that it is set apart; frontends then migrate the
 requests that it has. It is free for the request when none of these is left. The state ends when the frontend says so,

@@ -25,7 +25,7 @@ from dynamo_local.core.errors import BusError, ConfigError, DecodeError
 from dynamo_local.core.fleet.view import FRONTEND_ROLE, TTL_S, Change, FleetView
 from dynamo_local.core.messages.presence import Counts, LeaseRevoked, Load, Presence, as_received, as_sent
 from dynamo_local.core.names import parse_watcher
-from dynamo_local.core.process.run_queue import ThreadTimes, shares_between
+from dynamo_local.core.process.soft_binding import ThreadTimes, shares_between
 from dynamo_local.core.subjects import Subjects
 from state.machine.identity import machine_id
 from state.machine.processes import start_time

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from dynamo_local.core.errors import DynamoError, UsageError
-from dynamo_local.core.http.priority import HEADER
+from dynamo_local.core.http.bounds.admission import HEADER
 from dynamo_local.core.stored.batches import BATCH_ENDPOINTS, BATCH_PRIORITY
 from dynamo_local.core.stored.lines import Line, LineRefusedError, answered_line, read_line
 from dynamo_local.load.errors import ExchangeError, LoadError

@@ -263,7 +263,7 @@ def _owner_of(key: str | None, paths: StatePaths) -> str:
     """Return the owner of what is stored for a key by its name; None: where no key is needed. Raises KeyAbsentError,
     StateError."""
     from dynamo_local.core.errors import KeyAbsentError
-    from dynamo_local.core.keys.checks import RESERVED
+    from dynamo_local.core.keys.registry import RESERVED
     from state.keys import read_key_registry
 
     if key is None:

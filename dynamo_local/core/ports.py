@@ -12,7 +12,7 @@ from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
 from dynamo_local.core.messages.presence import EngineInfo, Load
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch, Submit
-from dynamo_local.core.request.fidelity import LOST, Survival
+from dynamo_local.core.request.recovery import LOST, Survival
 
 Progress = Callable[[str], None]
 """Called with a few words about the stage of a long start-up, from any thread."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dynamo_local.control.answers import Finding, fail, ok, warn
-from dynamo_local.core.process.shared_memory import ENGINE_SHARED_BYTES
+from dynamo_local.core.sizing.memory import ENGINE_SHARED_BYTES
 from dynamo_local.doctor.files import GIB, number_of, shown_bytes, text_of
 from state.devices.inventory import usable_cores
 from state.files import room as room_of

@@ -8,16 +8,16 @@ from dataclasses import replace
 import msgspec
 
 from dynamo_local.core.messages.presence import Load, Presence
-from dynamo_local.core.migration.in_flight import InFlightMigration, InFlightMigrations
+from dynamo_local.core.migration.protocol import InFlightMigration, InFlightMigrations
 from dynamo_local.core.migration.rebalancing import (
     Candidate,
     PlannedMigration,
     RebalancingLimits,
+    ThrashWatch,
     WorkerRoom,
     plan,
     room_of,
 )
-from dynamo_local.core.migration.thrashing import ThrashWatch
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.sim.events import Agenda
 from dynamo_local.sim.messages import Messages

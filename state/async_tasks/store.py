@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from dynamo_local.core.async_tasks.limits import TaskLimits
 from dynamo_local.core.async_tasks.records import (
     TASK_ID,
     Call,
     Task,
     TaskHead,
+    TaskLimits,
     TaskResult,
     begun,
     called,

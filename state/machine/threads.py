@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dynamo_local.core.process.run_queue import Shares, ThreadTimes, shares_between
-from dynamo_local.core.process.soft_binding import others_of
+from dynamo_local.core.process.soft_binding import Shares, ThreadTimes, others_of, shares_between
 
 _PROC = Path("/proc")
 _NS = 1e-9

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynamo_local.core.errors import StateError
+from dynamo_local.core.usage import KEEP_DAYS
 from dynamo_local.core.usage.records import records_in, whole_lines
-from dynamo_local.core.usage.retention import KEEP_DAYS
 from dynamo_local.core.usage.totals import NewerTotalsError, UsageTotals, decode_totals, encode_totals
 from state.files import DISK, Disk, replace_file, system_errors
 from state.locks import lock_abandoned

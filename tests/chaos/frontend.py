@@ -25,7 +25,7 @@ from dynamo_local.bus.presence import Announcer, FleetWatch
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.request.disaggregation import PrefillLimits
-from dynamo_local.core.request.suspicion import COMPANY_DEATHS
+from dynamo_local.core.request.recovery import COMPANY_DEATHS
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 from tests.chaos.answers import Answer, Outcome

@@ -15,7 +15,7 @@ NOTICED_S = 0.5
 """Minimum length of gaps that are judged, in seconds."""
 
 TRIAL_S = 45.0
-"""Time for which a suspected request may wait for its trial (core/request/suspicion.py), in seconds. Engines die so
+"""Time for which a suspected request may wait for its trial (core/request/recovery.py), in seconds. Engines die so
 often in these runs that several requests wait for their trials at a time."""
 
 _KEPT_S = 300.0

@@ -13,7 +13,7 @@ import msgspec
 
 from dynamo_local.core.messages.tokens import FinishReason
 from dynamo_local.core.ports import Request
-from dynamo_local.core.request.fidelity import Fidelity, Survival
+from dynamo_local.core.request.recovery import Fidelity, Survival
 from dynamo_local.engine.mocker.tokens import continuation
 from tests.chaos.settings import VOCAB_SIZE
 

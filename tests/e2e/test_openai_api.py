@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from dynamo_local.core.usage.report import report
+from dynamo_local.core.usage.totals import report
 from state.usage.totals import read_usage
 from tests.e2e.llm_server import LlmServer
 

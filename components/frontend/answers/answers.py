@@ -28,14 +28,19 @@ from components.frontend.http.callers import Caller
 from components.frontend.http.incoming import replayed
 from components.frontend.http.own_requests import nothing_more, own_scope
 from components.frontend.http.usage import note_attempts
-from dynamo_local.core.answers.continuing import Continuation, DifferentAnswerError
+from dynamo_local.core.answers.events import (
+    CANCELLED,
+    QUEUED,
+    Continuation,
+    DifferentAnswerError,
+    OutOfOrderError,
+    ended,
+)
 from dynamo_local.core.answers.records import AnswerHead, Record, begun, event, records_in
 from dynamo_local.core.answers.requests import as_kept, first_events, inner_body
-from dynamo_local.core.answers.status import CANCELLED, QUEUED, OutOfOrderError, ended
 from dynamo_local.core.errors import DecodeError, StateError, one_line
 from dynamo_local.core.http.asgi import App, Event, begins_event_stream
-from dynamo_local.core.usage.records import LEFT
-from dynamo_local.core.usage.tally import Counted
+from dynamo_local.core.usage.records import LEFT, Counted
 from dynamo_local.load.http.body import Events
 from dynamo_local.log_once import LogOnce
 from dynamo_local.tasks import TaskGuard, finish_in_thread, take_in_thread

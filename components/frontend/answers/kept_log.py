@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from dynamo_local.core.answers.events import AnswerState, OutOfOrderError, numbered
 from dynamo_local.core.answers.records import (
     MAX_PROMPT_TOKENS,
     AnswerHead,
@@ -30,12 +31,11 @@ from dynamo_local.core.answers.records import (
     tokens,
     tokens_in,
 )
-from dynamo_local.core.answers.status import AnswerState, OutOfOrderError, numbered
 from dynamo_local.core.errors import DecodeError, StateError
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.ports import Request
-from dynamo_local.core.request.fidelity import Fidelity
-from dynamo_local.core.usage.tally import Counted
+from dynamo_local.core.request.recovery import Fidelity
+from dynamo_local.core.usage.records import Counted
 from dynamo_local.engine.vllm.frontend.kept_prompt import kept_prompt
 from dynamo_local.tasks import finish_in_thread
 from state.answers.journal import AnswerJournal

@@ -17,6 +17,7 @@ from components.frontend.http.callers import caller_of
 from components.frontend.http.exchange import unavailable, watched
 from components.frontend.http.incoming import Asked, read_body, replayed
 from components.frontend.http.outgoing import answer_json, page, query_of, refusal_of, stream_headers
+from dynamo_local.core.answers.events import AnswerState, OutOfOrderError, stream_event
 from dynamo_local.core.answers.records import AnswerHead, Kind, Record, event_in, head_in
 from dynamo_local.core.answers.requests import (
     PREVIOUS,
@@ -29,15 +30,19 @@ from dynamo_local.core.answers.requests import (
     is_kept,
     not_found,
 )
-from dynamo_local.core.answers.status import AnswerState, OutOfOrderError, stream_event
 from dynamo_local.core.errors import ConfigError, DecodeError, StateError, StorageFullError
 from dynamo_local.core.http.asgi import Event, Receive, Scope, Send, header
-from dynamo_local.core.http.bounds.admission import AdmissionLimits, Refusal, examine_headers
+from dynamo_local.core.http.bounds.admission import (
+    HEADER_KEY,
+    AdmissionLimits,
+    Refusal,
+    examine_headers,
+    priority_asked,
+)
 from dynamo_local.core.http.dialects import comment
 from dynamo_local.core.http.json_text import boolean
 from dynamo_local.core.http.paths import INPUT_ITEMS, RESPONSES
-from dynamo_local.core.http.priority import HEADER_KEY, priority_asked
-from dynamo_local.core.http.waiting.holding import COMMENT_EVERY_S
+from dynamo_local.core.http.waiting import COMMENT_EVERY_S
 from dynamo_local.tasks import finish_in_thread
 from state.answers.folder import AnswerFolder
 from state.answers.journal import AnswerReader

@@ -16,13 +16,12 @@ from components.frontend.http.exchange import unavailable
 from components.frontend.http.incoming import BodyRefusedError, read_body
 from components.frontend.http.models import ModelTable
 from components.frontend.http.outgoing import answer_json, query_of, refusal_of
-from dynamo_local.core.async_tasks.orders import MODEL_ENDPOINT, TASK_PRIORITY, TaskOrder, order_of
+from dynamo_local.core.async_tasks.callbacks import MODEL_ENDPOINT, TASK_PRIORITY, TaskOrder, order_of
 from dynamo_local.core.async_tasks.records import TaskHead, undefined
 from dynamo_local.core.errors import ConfigError, DecodeError, StateError, UsageError
 from dynamo_local.core.http.asgi import HeaderMap, Receive, Scope, Send, headers_of
-from dynamo_local.core.http.bounds.admission import AdmissionLimits, Refusal, examine
+from dynamo_local.core.http.bounds.admission import FIELD, HEADER_KEY, AdmissionLimits, Refusal, examine, priority_asked
 from dynamo_local.core.http.paths import TASKS
-from dynamo_local.core.http.priority import FIELD, HEADER_KEY, priority_asked
 from dynamo_local.tasks import finish_in_thread
 from state.async_tasks.store import TaskStore, new_task_id
 

@@ -14,8 +14,7 @@ from components.frontend.async_tasks.calling import Attempt
 from components.frontend.http.callers import Caller
 from components.frontend.http.own_requests import AGAIN, FAULTS, Answered, ask, backoff_s
 from dynamo_local.core.async_tasks.callbacks import left_s, pause_s
-from dynamo_local.core.async_tasks.limits import TaskLimits
-from dynamo_local.core.async_tasks.records import CANCELLED, Call, Task, TaskHead, TaskResult, failure
+from dynamo_local.core.async_tasks.records import CANCELLED, Call, Task, TaskHead, TaskLimits, TaskResult, failure
 from dynamo_local.core.http.asgi import App
 from dynamo_local.tasks import finish_in_thread
 from state.async_tasks.store import TakenTask

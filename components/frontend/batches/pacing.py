@@ -13,8 +13,7 @@ from components.frontend.http.models import ModelEntry, ModelTable, Tasks
 from dynamo_local.core.fleet.view import FRONTEND_ROLE, WORKER_ROLES
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.priority.classes import PriorityClass
-from dynamo_local.core.stored.batches import BATCH_PRIORITY
-from dynamo_local.core.stored.pace import Room, next_window
+from dynamo_local.core.stored.batches import BATCH_PRIORITY, Room, next_window
 
 # Lines of batches.
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 from components.frontend.keys.known import KnownKeys
 from dynamo_local.core.http.asgi import HeaderMap, Scope
-from dynamo_local.core.http.bounds.admission import Refusal
+from dynamo_local.core.http.bounds.admission import UNLIMITED, WITHOUT_KEY, PriorityTerms, Refusal, terms_of
 from dynamo_local.core.http.paths import Route
-from dynamo_local.core.http.priority import UNLIMITED, WITHOUT_KEY, PriorityTerms, terms_of
 from dynamo_local.core.keys.values import ApiKey, digest_of, has_number
 
 API_KEY_FILE = "api-key-file"

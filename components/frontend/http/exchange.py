@@ -16,10 +16,10 @@ from components.frontend.http.outgoing import Outgoing, Renaming, stream_headers
 from components.frontend.http.own_requests import is_own
 from dynamo_local.core.http.asgi import App, Event, Receive, Scope, Send, begins_event_stream
 from dynamo_local.core.http.bounds.admission import Refusal
+from dynamo_local.core.http.conversations import conversation_of
 from dynamo_local.core.http.dialects import comment, error_event
 from dynamo_local.core.http.json_text import boolean
-from dynamo_local.core.http.waiting.conversations import conversation_of
-from dynamo_local.core.http.waiting.holding import COMMENT_EVERY_S
+from dynamo_local.core.http.waiting import COMMENT_EVERY_S
 from dynamo_local.core.priority.classes import PriorityClass, class_of
 from dynamo_local.tasks import unless
 

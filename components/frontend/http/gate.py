@@ -37,18 +37,19 @@ from components.frontend.limits.rooms import Rooms
 from components.frontend.priority import submitted_at
 from dynamo_local.core.http.asgi import App, Receive, Scope, Send, headers_of, is_crowded
 from dynamo_local.core.http.bounds.admission import (
+    HEADER_KEY,
     AdmissionLimits,
     Refusal,
     examine_headers,
     examine_text,
     examine_tokens,
+    priority_asked,
     read_fields,
 )
 from dynamo_local.core.http.bounds.request import JUDGED_HEADERS
 from dynamo_local.core.http.json_text import as_utf8, boolean
 from dynamo_local.core.http.paths import DETOKENIZE, ROUTES, Route, route_of, without_last_slash
-from dynamo_local.core.http.priority import HEADER_KEY, priority_asked
-from dynamo_local.core.http.route_header import EXPLAIN, is_asked, is_local
+from dynamo_local.core.routing.explanation import EXPLAIN, is_asked, is_local
 
 # The paths that the frontend answers itself: which part of it carries out what is asked for there.
 

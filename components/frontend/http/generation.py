@@ -34,9 +34,8 @@ from components.frontend.limits.rooms import Rooms
 from dynamo_local.core.http.asgi import Receive, Send
 from dynamo_local.core.http.bounds.admission import Demand, Refusal, examine
 from dynamo_local.core.http.bounds.limits import LIMITED
-from dynamo_local.core.http.waiting.holding import GiveUp, Go, Held, Unready, next_step, refused
-from dynamo_local.core.priority.classes import PriorityClass
-from dynamo_local.core.priority.occupancy import may_come, share_of
+from dynamo_local.core.http.waiting import GiveUp, Go, Held, Unready, next_step, refused
+from dynamo_local.core.priority.classes import PriorityClass, may_come, share_of
 
 _log = logging.getLogger(__name__)
 

@@ -13,14 +13,12 @@ from components.frontend.http.waking import HoldTimes, Line, Waking
 from components.frontend.limits.rooms import Room
 from dynamo_local.core.http.asgi import App
 from dynamo_local.core.http.bounds.admission import AdmissionLimits, Refusal
-from dynamo_local.core.http.models import Catalogue, asked_model, not_answered, unknown_model
-from dynamo_local.core.http.waiting.conversations import Conversations
-from dynamo_local.core.http.waiting.holding import Held, Unready
-from dynamo_local.core.http.waiting.waking import Idle
+from dynamo_local.core.http.conversations import Conversations
+from dynamo_local.core.http.paths import Catalogue, asked_model, not_answered, unknown_model
+from dynamo_local.core.http.waiting import Held, Idle, Unready
 from dynamo_local.core.messages.admin import HeldRow
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.priority.classes import PriorityClass
-from dynamo_local.core.priority.occupancy import Occupancy, Taken
+from dynamo_local.core.priority.classes import Occupancy, PriorityClass, Taken
 
 _SHOWN = 3
 """Models of which /health tells why they are not ready."""

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from components.frontend.http.callers import Caller, note_caller
 from components.frontend.http.incoming import replayed
 from dynamo_local.core.http.asgi import App, Event, Scope
+from dynamo_local.core.http.bounds.admission import HEADER_KEY
 from dynamo_local.core.http.bounds.limits import NEVER
-from dynamo_local.core.http.priority import HEADER_KEY
 
 _log = logging.getLogger(__name__)
 

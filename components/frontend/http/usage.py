@@ -20,8 +20,7 @@ from components.frontend.http.callers import caller_of
 from components.frontend.http.models import ModelEntry
 from components.frontend.keys.ticket import current_ticket
 from dynamo_local.core.http.asgi import Event, Scope, Send
-from dynamo_local.core.usage.records import LEFT, UsageRecord
-from dynamo_local.core.usage.tally import Counted, Tally
+from dynamo_local.core.usage.records import LEFT, Counted, Tally, UsageRecord
 from dynamo_local.engine.vllm.frontend.counting import counting
 from dynamo_local.monitor.families import USAGE_LOST, USAGE_PENDING
 from dynamo_local.monitor.metrics import Sample

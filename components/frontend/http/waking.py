@@ -16,11 +16,20 @@ from dynamo_local.control.client import ControlClient
 from dynamo_local.control.operations import WAKE_ENDPOINT
 from dynamo_local.core.errors import DynamoError, NotRunningError, UnansweredError
 from dynamo_local.core.histogram import Histogram
-from dynamo_local.core.http.waiting.holding import Held, Unready
-from dynamo_local.core.http.waiting.waking import AGAIN_S, Asking, Idle, idle_as, is_waking, judged, may_be_tried
+from dynamo_local.core.http.waiting import (
+    AGAIN_S,
+    Asking,
+    Held,
+    Idle,
+    Unready,
+    idle_as,
+    is_waking,
+    judged,
+    may_be_tried,
+)
 from dynamo_local.core.messages.endpoints import EndpointView
+from dynamo_local.core.priority.classes import Occupancy
 from dynamo_local.core.priority.fair_queue import Claim, in_turn
-from dynamo_local.core.priority.occupancy import Occupancy
 from dynamo_local.log_once import LogOnce
 from state.paths import StatePaths
 

@@ -18,13 +18,14 @@ from dynamo_local.core.http.asgi import Event, Send
 from dynamo_local.core.http.bounds.admission import Demand, Refusal
 from dynamo_local.core.http.bounds.limits import (
     Headers,
+    margin_of,
     request_headers,
     token_headers,
     too_many_at_once,
     too_many_requests,
     too_many_tokens,
+    wait_s,
 )
-from dynamo_local.core.keys.limits import margin_of, wait_s
 from dynamo_local.core.keys.values import ApiKey
 from dynamo_local.core.ports import Request
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from pathlib import Path
 
-from dynamo_local.core.keys.limits import give_back, take
+from dynamo_local.core.http.bounds.limits import give_back, take
 from dynamo_local.core.keys.registry import MOST_KEYS
 from dynamo_local.core.keys.values import ApiKey
 from dynamo_local.log_once import LogOnce

@@ -19,8 +19,7 @@ from contextlib import contextmanager
 from hashlib import blake2b
 
 from components.frontend.limits.places import KEYS_END, PLACES, SIZE, Places
-from dynamo_local.core.priority.classes import PriorityClass, ahead_of, class_of
-from dynamo_local.core.priority.occupancy import MARK_BYTES, mark_of
+from dynamo_local.core.priority.classes import MARK_BYTES, PriorityClass, ahead_of, class_of, mark_of
 
 # Whose requests frontends have under way: keys have shares of all together.
 #

@@ -20,11 +20,11 @@ from dynamo_local.core.migration.rebalancing import (
     Candidate,
     PlannedMigration,
     RebalancingLimits,
+    ThrashWatch,
     WorkerRoom,
     plan,
     room_of,
 )
-from dynamo_local.core.migration.thrashing import ThrashWatch
 from dynamo_local.tasks import TaskGuard
 
 _log = logging.getLogger(__name__)

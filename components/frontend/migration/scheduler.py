@@ -26,9 +26,8 @@ from dynamo_local.core.fleet.view import PREFILL_ROLE, TTL_S, Change
 from dynamo_local.core.messages.admin import MigrationResult
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.migration.in_flight import InFlightMigration, InFlightMigrations
-from dynamo_local.core.migration.protocol import MigrationOutcome
-from dynamo_local.core.request.fidelity import Fidelity
+from dynamo_local.core.migration.protocol import InFlightMigration, InFlightMigrations, MigrationOutcome
+from dynamo_local.core.request.recovery import Fidelity
 from dynamo_local.tasks import TaskGuard
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from components.frontend.placing.assigner import Assigner
 from components.frontend.requests.live_requests import LiveRequest, LiveRequests
 from components.frontend.worker_link import WorkerLink
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core.fleet.breaker import Breakers
+from dynamo_local.core.fleet.view import Breakers
 from dynamo_local.core.messages.presence import EngineInfo
 from dynamo_local.core.messages.routing import Assignment, AssignRequest
 from dynamo_local.core.messages.work import RequestEpoch, Submit

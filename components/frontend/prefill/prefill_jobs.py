@@ -24,8 +24,7 @@ from dynamo_local.core.messages.work import RequestEpoch
 from dynamo_local.core.ports import Request
 from dynamo_local.core.priority.classes import PriorityClass, ahead_of, class_of
 from dynamo_local.core.priority.fair_queue import Claim
-from dynamo_local.core.request.disaggregation import PrefillLimits, PrefillReason, decide, worth_asking
-from dynamo_local.core.request.job_turns import JobTurns
+from dynamo_local.core.request.disaggregation import JobTurns, PrefillLimits, PrefillReason, decide, worth_asking
 from dynamo_local.core.subjects import Subjects
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@
                under the next epoch
 
 Keys take turns at jobs that are offered: the request that is granted is the one whose turn it is, and the one whose job
-was claimed gets the other's job (core/request/job_turns.py).
+was claimed gets the other's job (core/request/disaggregation.py).
 
 Each state may end at any time; the request then goes to its decode worker as if there were no prefill workers. A claim
 of the job after that is refused.
@@ -35,8 +35,8 @@ from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Request
-from dynamo_local.core.request.fidelity import Fidelity
 from dynamo_local.core.request.log import Verdict
+from dynamo_local.core.request.recovery import Fidelity
 from dynamo_local.tasks import TaskGuard
 
 if TYPE_CHECKING:

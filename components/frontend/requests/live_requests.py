@@ -14,8 +14,7 @@ from dynamo_local.core.messages.routing import Assignment
 from dynamo_local.core.messages.work import Progress
 from dynamo_local.core.ports import Request
 from dynamo_local.core.request.log import RequestLog
-from dynamo_local.core.request.pace import Pace
-from dynamo_local.core.request.recovery import Recovery
+from dynamo_local.core.request.recovery import Pace, Recovery
 
 
 @dataclass

@@ -17,7 +17,7 @@ from components.frontend.requests.live_requests import LiveRequest, LiveRequests
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.events import REQUEST, Event, RequestNews
-from dynamo_local.core.request.told import told_id
+from dynamo_local.core.request.log import told_id
 from dynamo_local.core.subjects import Subjects
 
 _log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Follows a frontend's requests: each is added, placed, placed again when its worker is lost, and ended.
 
 What goes wrong with a request comes to one of two things. It continues elsewhere from its log, under a new epoch, if
-its sampling survives that (core/request/fidelity.py); otherwise it fails, which is an answer to this one request.
+its sampling survives that (core/request/recovery.py); otherwise it fails, which is an answer to this one request.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Tries suspect requests: one at a time, each alone on a worker that is set apart for it. Which requests are suspect,
-and what comes of a trial, is decided in core/request/suspicion.py.
+and what comes of a trial, is decided in core/request/recovery.py.
 
 A worker that is set apart says so in its presence. Nothing is routed there then, and every frontend migrates away the
 requests that it has there (migration/scheduler.py). In a graph with one worker the other requests wait meanwhile, for
@@ -17,8 +17,7 @@ from components.frontend.requests.live_requests import LiveRequest, LiveRequests
 from components.frontend.worker_link import WorkerLink
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.view import Change
-from dynamo_local.core.request.recovery import RecoveryDeadlines
-from dynamo_local.core.request.suspicion import Ask, Begin, next_step
+from dynamo_local.core.request.recovery import Ask, Begin, RecoveryDeadlines, next_step
 from dynamo_local.tasks import TaskGuard
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch
-from dynamo_local.core.request.outbox import Outbox
+from dynamo_local.core.request.log import Outbox
 
 UNACKNOWLEDGED_S = 60.0
 """How long the last delta of a request is kept for a frontend that is alive and does not acknowledge it."""

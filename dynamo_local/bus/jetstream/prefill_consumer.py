@@ -30,7 +30,7 @@ from dynamo_local.core import codec
 from dynamo_local.core.errors import BusDownError, BusError, DecodeError, QueueAbsentError
 from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.priority.classes import PriorityClass
-from dynamo_local.core.priority.turns import Turns
+from dynamo_local.core.priority.fair_queue import Turns
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.log_once import LogOnce
 
@@ -161,10 +161,10 @@ class PrefillConsumer:
     async def take(self, batch: int, timeout_s: float) -> list[TakenJob]:
         """Wait for a job; return all that are there then, at most `batch`. Empty if none came in time or NATS is down.
 
-        Classes of priority take turns (core/priority/turns.py); jobs of one class come in the order of publication.
-        Raises QueueAbsentError if there is no queue, and not before a second has passed (or `timeout_s`, if that is
-        less), so that a loop around this call is not hot. One caller at a time. After a cancellation, call `close`, or
-        take again.
+        Classes of priority take turns (`core.priority.fair_queue.Turns`); jobs of one class come in the order of
+        publication. Raises QueueAbsentError if there is no queue, and not before a second has passed (or `timeout_s`,
+        if that is less), so that a loop around this call is not hot. One caller at a time. After a cancellation, call
+        `close`, or take again.
         """
         began = time.monotonic()
         deadline = began + timeout_s

@@ -81,7 +81,7 @@ def create(name: str, expires: str | None, namespace: str, as_json: bool, **give
     import time
 
     from dynamo_local.control.operations import CREATE_KEY
-    from dynamo_local.core.keys.checks import EXPIRES_IN_S, read_terms
+    from dynamo_local.core.keys.registry import EXPIRES_IN_S, read_terms
     from dynamo_local.load.results.quantities import parse_duration
 
     fields = {"name": name, **given, "endpoints": list(given["endpoints"])}

@@ -11,8 +11,7 @@ from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, path
 from dynamo_local.cli.output.console import date, table
 
 if TYPE_CHECKING:
-    from dynamo_local.core.usage.report import UsageReport
-    from dynamo_local.core.usage.totals import Sums
+    from dynamo_local.core.usage.totals import Sums, UsageReport
 
 _TIME = "a time before now such as 12h, 1d or 2w, a date, or a date and a time"
 _COLUMNS = ("REQUESTS", "FAILED", "PROMPT", "CACHED", "OUTPUT", "SECONDS")
@@ -40,8 +39,8 @@ def usage(namespace: str, since: str | None, until: str | None, by: str, as_json
     import msgspec
 
     from dynamo_local.core.errors import UsageError
-    from dynamo_local.core.usage.report import as_csv as csv_of
-    from dynamo_local.core.usage.report import as_document, notes, parse_grouping, parse_moment, report
+    from dynamo_local.core.usage.totals import as_csv as csv_of
+    from dynamo_local.core.usage.totals import as_document, notes, parse_grouping, parse_moment, report
     from state.usage.totals import read_usage
 
     if as_json and as_csv:

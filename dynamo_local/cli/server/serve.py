@@ -17,7 +17,7 @@ from dynamo_local.cli.server.dynamo_spelling import checked, join_values, port_i
 from dynamo_local.core.endpoints.turns.contenders import TURN_S
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.names import NAMESPACE_ENV
-from dynamo_local.core.usage.retention import KEEP_DAYS
+from dynamo_local.core.usage import KEEP_DAYS
 
 if TYPE_CHECKING:
     from dynamo_local.cli.serving.serving import Mode

@@ -17,7 +17,7 @@ import msgspec
 
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.usage.tally import Counted
+from dynamo_local.core.usage.records import Counted
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 """A length beyond this is no length."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from dynamo_local.core.answers.events import COMPLETED, INCOMPLETE, QUEUED
 from dynamo_local.core.answers.records import AnswerHead
-from dynamo_local.core.answers.status import COMPLETED, INCOMPLETE, QUEUED
 from dynamo_local.core.http.bounds.admission import Refusal, read_fields
 from dynamo_local.core.http.json_text import as_utf8, boolean
 from dynamo_local.core.http.paths import RESPONSES

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from dynamo_local.core.fleet.readings import reading_of
+from dynamo_local.core.fleet.rates import reading_of
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.priority.classes import PriorityClass
 

@@ -167,7 +167,7 @@ class Counts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Exclusive(msgspec.Struct, frozen=True):
-    """A worker is set apart for one request (core/request/suspicion.py): it takes no other, and its own migrate."""
+    """A worker is set apart for one request (core/request/recovery.py): it takes no other, and its own migrate."""
 
     request_id: str
     frontend: str

@@ -6,7 +6,7 @@ As in Llumnix (OSDI'24, section 4.4), by freeness (freeness.py), in steps:
                left its range
     make room  a worker whose first waiting request does not fit gives away others, until that request fits, to workers
                that have room without being so free; only if it does fit in the end
-    thrash     a worker that preempts its requests again and again (thrashing.py) gives others away, as few as it takes
+    thrash     a worker that preempts its requests again and again (`ThrashWatch`) gives others away, as few as it takes
                that all of them fit and can grow, to workers where what comes can grow as well
 
 Of a worker's requests the least urgent go first, then the shortest: they migrate fastest, and disturb others least.
@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dynamo_local.core.fleet.freeness import Instance, Usage, freeness, instance_of, with_more
+from dynamo_local.core.fleet.rates import reading_of
 from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.core.priority.classes import PriorityClass, class_of
 
@@ -57,7 +58,7 @@ class RebalancingLimits:
 class WorkerRoom:
     """A worker, with the effect of migrations in progress. `slots`: number of requests that it could run besides.
     `head`: class of the first waiting request, if one waits. `preempted_tokens`: contexts of those that wait although
-    they have run. `thrashing`: see thrashing.py."""
+    they have run. `thrashing`: see `ThrashWatch`."""
 
     lease: str
     instance: Instance
@@ -238,3 +239,61 @@ def _fewest_first(candidates: Iterable[Candidate], lacking: float) -> list[Candi
         return -candidate.priority, not enough, candidate.tokens if enough else -candidate.tokens, candidate.request_id
 
     return sorted(candidates, key=rank)
+
+
+# Tells which workers thrash: take KV from running requests again and again, and compute it anew. Pure.
+#
+# One preemption is no spiral: a request that was preempted once may find room when the next one ends. So a worker
+# begins to thrash with the second sign within `CALM_S`, and does until it has shown none for as long. Signs are
+# requests that wait although they have run, and contexts given up since the last look.
+
+CALM_S = 5.0
+"""Some hundred decode steps: what a worker without room for the growth of its requests does not pass quietly."""
+
+_ONE_MEASUREMENT_S = 0.1
+"""Moments of one measurement that is told twice differ by less: a load has an age, and messages travel for more or less
+time (core/messages/presence.py)."""
+
+
+@dataclass(frozen=True)
+class PreemptionSigns:
+    """What was last seen of a worker. `measured_at`: when its load was measured; `seen_at`: time of the last sign, None
+    before the first. Times are CLOCK_MONOTONIC, in seconds."""
+
+    measured_at: float
+    recomputed_tokens: int | None
+    seen_at: float | None = None
+    thrashing: bool = False
+
+
+class ThrashWatch:
+    """Follows the loads that workers report."""
+
+    def __init__(self) -> None:
+        self._signs: dict[str, PreemptionSigns] = {}
+
+    def look(self, workers: Iterable[Presence], now: float) -> Collection[str]:
+        """Return the leases of workers that thrash. What is known of a worker is forgotten with its load."""
+        loads = {worker.lease: worker.load for worker in workers if reading_of(worker.load, now) is not None}
+        self._signs = {
+            lease: signs_after(self._signs.get(lease), load, now) for lease, load in loads.items() if load is not None
+        }
+        return {lease for lease, signs in self._signs.items() if signs.thrashing}
+
+
+def signs_after(known: PreemptionSigns | None, load: Load, now: float) -> PreemptionSigns:
+    """Return what is known of a worker after this load, which must have been measured."""
+    assert load.at is not None
+    if known is None:
+        known = PreemptionSigns(load.at - 1.0, load.recomputed_tokens)
+    recent = known.seen_at is not None and now - known.seen_at <= CALM_S
+    if load.at <= known.measured_at + _ONE_MEASUREMENT_S:
+        return replace(known, thrashing=known.thrashing and recent)
+    if _is_sign(known, load):
+        return PreemptionSigns(load.at, load.recomputed_tokens, now, known.thrashing or recent)
+    return PreemptionSigns(load.at, load.recomputed_tokens, known.seen_at, known.thrashing and recent)
+
+
+def _is_sign(known: PreemptionSigns, load: Load) -> bool:
+    before, after = known.recomputed_tokens, load.recomputed_tokens
+    return bool(load.preempted_tokens) or (before is not None and after is not None and after > before)

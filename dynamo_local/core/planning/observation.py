@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from dynamo_local.core.fleet.readings import Reading, reading_of
+from dynamo_local.core.fleet.rates import Reading, reading_of
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.messages.presence import MigrationCounts, Presence
-from dynamo_local.core.migration.counts import migrations_of
+from dynamo_local.core.migration.protocol import migrations_of
 from dynamo_local.core.routing.counts import RoutingCounts, routing_of
 from dynamo_local.core.shares import summed
 

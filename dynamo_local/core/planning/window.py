@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dynamo_local.core.fleet.readings import Reading
+from dynamo_local.core.fleet.rates import Reading
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.planning.observation import Observation, QueueReading, Standing, WorkerSeen
 from dynamo_local.core.planning.options import PlannerOptions

@@ -159,3 +159,10 @@ def check_fits(budget: Budget, tokens: int, engines: int, engine: str, wanted: W
         f"the model does not fit: {times}{parts} need {size(need)} {'each' if engines > 1 else 'in all'}, and {have}",
         f"{fewer}serve a smaller or a quantized model, or a shorter context (--max-model-len)",
     )
+
+
+# Shared memory that engines need. Pure.
+
+ENGINE_SHARED_BYTES = 240 * 1024 * 1024
+"""Room in /dev/shm without which vLLM does not start an engine on a CPU, or one with several ranks: that of its largest
+message queue, 10 chunks of 24 MiB. Its queues fill little of it, so engines can have the same room."""

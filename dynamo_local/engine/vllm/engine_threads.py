@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from dynamo_local.core.process.run_queue import ThreadTimes, shares_between
-from dynamo_local.core.process.soft_binding import Binding, rebind
+from dynamo_local.core.process.soft_binding import Binding, ThreadTimes, rebind, shares_between
 from dynamo_local.tasks import TaskGuard
 from state.devices.allocation import CPU_CORES_VARIABLE, cores_of_slots
 from state.machine.threads import CoreWatch, bind_thread, cores_of, forked_by, threads_of, times_of_all

@@ -14,7 +14,7 @@ from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.planner import EndpointReport, PlannerReport
 from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Counts, Load, MigrationCounts, Presence
-from dynamo_local.core.migration.counts import migrations_of
+from dynamo_local.core.migration.protocol import migrations_of
 from dynamo_local.core.names import Revision, endpoint_of, parse_watcher
 from dynamo_local.core.routing.counts import routers_of
 from dynamo_local.monitor.rates import Rates

@@ -24,7 +24,7 @@ from dynamo_local.control.operations import (
 )
 from dynamo_local.control.orders import OrderView
 from dynamo_local.core.errors import BusError, DeviceError, DynamoError, UsageError
-from dynamo_local.core.fleet.answering import last_answering
+from dynamo_local.core.fleet.view import last_answering
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import select_watcher, short_watcher
 from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits, RemoveWorker, Restart

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dynamo_local.core.errors import DeviceError, SupervisorError, UsageError
-from dynamo_local.core.fleet.answering import last_answering
+from dynamo_local.core.fleet.view import last_answering
 from dynamo_local.core.planning.actions import DeviceLimits, Restart
 from dynamo_local.supervisor.actuator.add import WorkerAddition
 from dynamo_local.supervisor.actuator.ports import Ports, Result

@@ -20,7 +20,7 @@ from dynamo_local.core.messages.admin import (
     RequestsAnswer,
 )
 from dynamo_local.core.names import endpoint_of, select_watcher, short_watcher
-from dynamo_local.core.request.told import told_id
+from dynamo_local.core.request.log import told_id
 from dynamo_local.supervisor.admin.asked import AskedServer
 from dynamo_local.supervisor.admin.frontends import AskedFrontends, Scope, look
 from dynamo_local.supervisor.admin.scopes import shown_model

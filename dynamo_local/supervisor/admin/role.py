@@ -9,8 +9,7 @@ import msgspec
 
 from dynamo_local.control.answers import WatcherRow
 from dynamo_local.core.errors import StateError, UsageError
-from dynamo_local.core.fleet.answering import last_answering
-from dynamo_local.core.fleet.view import DECODE_ROLE, PREFILL_ROLE, WORKER_ROLES
+from dynamo_local.core.fleet.view import DECODE_ROLE, PREFILL_ROLE, WORKER_ROLES, last_answering
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import select_watcher

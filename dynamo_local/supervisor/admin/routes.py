@@ -11,7 +11,7 @@ from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import ROUTER_ROLE
 from dynamo_local.core.messages.routes import RouteRow, RoutesAnswer, RoutesQuestion
 from dynamo_local.core.names import endpoint_of
-from dynamo_local.core.request.told import told_id
+from dynamo_local.core.request.log import told_id
 from dynamo_local.core.routing.explanation import explained
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.admin.asked import AskedServer

@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.messages.events import Event
-from dynamo_local.core.process.circus_deadlines import CircusDeadlines
-from dynamo_local.core.process.restarts import CircusLimits, CircusRecord, GiveUp, circusd_died
+from dynamo_local.core.process.restarts import CircusDeadlines, CircusLimits, CircusRecord, GiveUp, circusd_died
 from dynamo_local.supervisor.circus.ahead import CircusAhead
 from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.daemon import CircusDaemon, CircusFiles

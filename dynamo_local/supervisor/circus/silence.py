@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dynamo_local.core.process.circus_deadlines import CircusDeadlines
+from dynamo_local.core.process.restarts import CircusDeadlines
 from dynamo_local.supervisor.server.reports.report import Report
 
 

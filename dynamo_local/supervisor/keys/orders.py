@@ -19,8 +19,16 @@ from dynamo_local.control.operations import (
     Call,
     Handlers,
 )
-from dynamo_local.core.keys.checks import DEFAULT_OVERLAP_S, check_key, check_overlap, read_terms
-from dynamo_local.core.keys.registry import KeyRegistry, create_key, revoke_key, rotate_key
+from dynamo_local.core.keys.registry import (
+    DEFAULT_OVERLAP_S,
+    KeyRegistry,
+    check_key,
+    check_overlap,
+    create_key,
+    read_terms,
+    revoke_key,
+    rotate_key,
+)
 from dynamo_local.core.keys.values import PREFIX, SECRET_BYTES, ApiKey, digest_of, view_of
 from dynamo_local.core.messages.events import Event
 from dynamo_local.supervisor.endpoints.kept_registry import KeptDocument

@@ -7,9 +7,8 @@ import signal
 from dataclasses import dataclass, field
 
 from dynamo_local.core.endpoints.turns.contenders import TURN_S
-from dynamo_local.core.process.circus_deadlines import CircusDeadlines
-from dynamo_local.core.process.restarts import RestartLimits
-from dynamo_local.core.usage.retention import KEEP_DAYS
+from dynamo_local.core.process.restarts import CircusDeadlines, RestartLimits
+from dynamo_local.core.usage import KEEP_DAYS
 
 
 @dataclass(frozen=True)

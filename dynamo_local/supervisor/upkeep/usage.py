@@ -11,8 +11,8 @@ from typing import Any
 
 from dynamo_local.control.operations import GET_USAGE, Call
 from dynamo_local.core.errors import StateError, UsageError
-from dynamo_local.core.usage.report import DEFAULT_GROUPING, as_document, parse_grouping, parse_moment, report
-from dynamo_local.core.usage.retention import KEEP_DAYS
+from dynamo_local.core.usage import KEEP_DAYS
+from dynamo_local.core.usage.totals import DEFAULT_GROUPING, as_document, parse_grouping, parse_moment, report
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from dynamo_local.tasks import finish_in_thread
 from state.paths import StatePaths

@@ -22,7 +22,7 @@ from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.paths import RESPONSES
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.ports import Outputs, Request
-from dynamo_local.core.request.fidelity import Fidelity, Survival
+from dynamo_local.core.request.recovery import Fidelity, Survival
 from dynamo_local.tasks import TaskGuard
 from state.answers.folder import AnswerFolder
 from state.paths import StatePaths

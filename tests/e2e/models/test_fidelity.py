@@ -21,7 +21,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from vllm import SamplingParams
 from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
 
-from dynamo_local.core.request.fidelity import Fidelity, Survival
+from dynamo_local.core.request.recovery import Fidelity, Survival
 from dynamo_local.engine.vllm.requests.continuing import WHEN_USED, survival_of
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, settled
 from tests.e2e.streams import WORKERS, migrate, prompt, requests

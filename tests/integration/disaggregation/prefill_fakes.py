@@ -18,7 +18,7 @@ from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Request
 from dynamo_local.core.request.disaggregation import PrefillLimits
-from dynamo_local.core.request.fidelity import Survival
+from dynamo_local.core.request.recovery import Survival
 from dynamo_local.core.subjects import Subjects
 from tests.integration.fleet_of_fakes import DEADLINE_S, FakeFrontend, FakeWorker, request, until
 

@@ -19,7 +19,7 @@ from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit, Work
 from dynamo_local.core.ports import PulledPrefix, Request
 from dynamo_local.core.request.disaggregation import PrefillLimits
-from dynamo_local.core.request.fidelity import Fidelity, Survival
+from dynamo_local.core.request.recovery import Fidelity, Survival
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.mocker.engine import MockerEngine
 from tests.integration.conftest import Connect

@@ -11,7 +11,7 @@ from dynamo_local.bus.jetstream.prefill_queue import LIMITS, delete_prefill_queu
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch
-from dynamo_local.core.request.fidelity import Fidelity, Survival
+from dynamo_local.core.request.recovery import Fidelity, Survival
 from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Disaggregate
 from tests.integration.disaggregation.prefill_fakes import (

@@ -37,7 +37,7 @@ from dynamo_local.core.messages.endpoints import (
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import Watcher, check_endpoint, parse_revision
 from dynamo_local.core.ports import Dispatcher, Progress, Request
-from dynamo_local.core.request.fidelity import Fidelity, Survival
+from dynamo_local.core.request.recovery import Fidelity, Survival
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.mocker.engine import MockerEngine
 from dynamo_local.engine.mocker.tokens import continuation

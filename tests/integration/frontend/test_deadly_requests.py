@@ -16,9 +16,7 @@ from dynamo_local.core.errors import EngineError
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.ports import Request, Step
-from dynamo_local.core.request.fidelity import Survival
-from dynamo_local.core.request.recovery import RecoveryDeadlines
-from dynamo_local.core.request.suspicion import CLEARING_TOKENS
+from dynamo_local.core.request.recovery import CLEARING_TOKENS, RecoveryDeadlines, Survival
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.mocker.engine import MockerEngine
 from dynamo_local.engine.mocker.tokens import continuation

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from components.frontend.requests.pausing import Pauses
-from dynamo_local.core.request.fidelity import Survival
+from dynamo_local.core.request.recovery import Survival
 from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect, StartWorker
 from tests.integration.fleet_of_fakes import FakeFrontend, request, until

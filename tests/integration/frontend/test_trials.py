@@ -9,8 +9,7 @@ import pytest
 from components.frontend.migration.state import MigrationState
 from dynamo_local.core.messages.presence import Exclusive
 from dynamo_local.core.messages.work import RequestEpoch, Submit
-from dynamo_local.core.request.fidelity import Survival
-from dynamo_local.core.request.suspicion import CLEARING_TOKENS
+from dynamo_local.core.request.recovery import CLEARING_TOKENS, Survival
 from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect, StartWorker
 from tests.integration.disaggregation.prefill_fakes import Disaggregated, long_request

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.core.usage.report import report
+from dynamo_local.core.usage.totals import report
 from state.paths import StatePaths
 from state.usage.totals import UsageStore, read_usage
 

@@ -17,7 +17,7 @@ from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.migration.protocol import MigrationLimits
-from dynamo_local.core.request.fidelity import Survival
+from dynamo_local.core.request.recovery import Survival
 from dynamo_local.core.subjects import Subjects
 from tests.integration.fleet_of_fakes import DEADLINE_S, FakeFrontend, request, until
 from tests.integration.migration.migration_fakes import FakeMigrationTarget

@@ -15,7 +15,7 @@ from components.frontend.requests.live_requests import LiveRequest
 from dynamo_local.core.messages.admin import RequestsAnswer, RequestsQuestion
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.ports import Request
-from dynamo_local.core.request.fidelity import Fidelity, Survival
+from dynamo_local.core.request.recovery import Fidelity, Survival
 from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import DEADLINE_S, FakeFrontend, request, until

@@ -14,8 +14,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.ports import Request
-from dynamo_local.core.request.fidelity import Survival
-from dynamo_local.core.request.recovery import RecoveryDeadlines
+from dynamo_local.core.request.recovery import RecoveryDeadlines, Survival
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.mocker.engine import MockerEngine
 from tests.integration.conftest import Connect

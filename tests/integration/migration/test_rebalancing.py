@@ -12,7 +12,7 @@ from components.frontend.migration.rebalancer import Rebalancer
 from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.migration.rebalancing import RebalancingLimits
 from dynamo_local.core.ports import Request
-from dynamo_local.core.request.fidelity import Fidelity, Survival
+from dynamo_local.core.request.recovery import Fidelity, Survival
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.mocker.settings import MockerSettings
 from tests.integration.conftest import Connect

@@ -11,7 +11,7 @@ import sys
 
 import msgspec
 
-from dynamo_local.core.process.circus_deadlines import CircusDeadlines
+from dynamo_local.core.process.restarts import CircusDeadlines
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.plan import HttpAddress, plan_services, service_templates

@@ -25,7 +25,7 @@ from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.work import Submit
 from dynamo_local.core.ports import Request
 from dynamo_local.core.request.disaggregation import PrefillLimits
-from dynamo_local.core.request.fidelity import Survival
+from dynamo_local.core.request.recovery import Survival
 from dynamo_local.core.subjects import Subjects
 from state.machine.processes import alive, start_time
 from tests.integration.conftest import Connect

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from dynamo_local.bus.nats import Bus
-from dynamo_local.core.request.fidelity import Survival
+from dynamo_local.core.request.recovery import Survival
 from dynamo_local.core.subjects import Subjects
 from tests.integration.fleet_of_fakes import FakeFrontend, request, until
 from tests.integration.migration.migration_fakes import ENGINE, FakeMigrationTarget

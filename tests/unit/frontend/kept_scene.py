@@ -22,9 +22,8 @@ from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.paths import RESPONSES
 from dynamo_local.core.messages.tokens import Fault, TokenDelta
 from dynamo_local.core.ports import Request
-from dynamo_local.core.request.fidelity import Fidelity, Survival
-from dynamo_local.core.usage.records import UsageRecord
-from dynamo_local.core.usage.tally import Tally
+from dynamo_local.core.request.recovery import Fidelity, Survival
+from dynamo_local.core.usage.records import Tally, UsageRecord
 from dynamo_local.tasks import TaskGuard, unless
 from state.answers.folder import AnswerFolder
 from state.paths import StatePaths

@@ -20,7 +20,7 @@ from components.frontend.http.callers import Caller
 from components.frontend.http.gate import Administration, HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable, Tasks
 from dynamo_local.core.async_tasks.callbacks import CallbackLimits
-from dynamo_local.core.async_tasks.limits import TaskLimits
+from dynamo_local.core.async_tasks.records import TaskLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.bounds.limits import NEVER

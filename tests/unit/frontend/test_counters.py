@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from components.frontend.limits.places import PLACES, SIZE, Counters, Denial, Places
-from dynamo_local.core.keys.limits import margin_of, wait_s
+from dynamo_local.core.http.bounds.limits import margin_of, wait_s
 from dynamo_local.core.keys.registry import MOST_KEYS
 from dynamo_local.core.keys.values import ApiKey
 from tests.unit.state.builders import in_child

@@ -11,8 +11,8 @@ import pytest
 from components.frontend.http import exchange, generation
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
+from dynamo_local.core.http import waiting
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
-from dynamo_local.core.http.waiting import holding
 from tests.unit.frontend.asgi_driver import Answer, Backend, call, scope
 
 STREAM = (200, "text/event-stream; charset=utf-8", b"data: {}\n\n")
@@ -57,7 +57,7 @@ class Waking:
         """Move the clock until the client of a stream has been told so."""
         async with asyncio.timeout(30):
             while text not in answer.body:
-                self.now += holding.BEGIN_AFTER_S
+                self.now += waiting.BEGIN_AFTER_S
                 self.table.wake()
                 await asyncio.sleep(0)
 

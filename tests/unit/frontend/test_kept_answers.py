@@ -14,7 +14,7 @@ from components.frontend.http.callers import Caller
 from components.frontend.http.incoming import replayed
 from components.frontend.http.own_requests import ask
 from dynamo_local.core.http.asgi import Receive, Scope, Send
-from dynamo_local.core.request.fidelity import Fidelity, Survival
+from dynamo_local.core.request.recovery import Fidelity, Survival
 from state.paths import StatePaths
 from tests.unit.frontend.kept_scene import (
     TEXT,

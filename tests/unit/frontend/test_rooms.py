@@ -22,8 +22,7 @@ from components.frontend.limits.rooms import END, MOST_MODELS, Rooms
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.bounds.limits import LIMITED
-from dynamo_local.core.priority.classes import PriorityClass, ahead_of, class_of
-from dynamo_local.core.priority.occupancy import mark_of
+from dynamo_local.core.priority.classes import PriorityClass, ahead_of, class_of, mark_of
 from tests.unit.frontend.asgi_driver import Answer, call, scope
 from tests.unit.state.builders import in_child
 

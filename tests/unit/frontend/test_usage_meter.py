@@ -15,8 +15,7 @@ from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.usage import UsageMeter, tally_of
 from dynamo_local.core.http.asgi import Event, Receive, Scope, Send
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
-from dynamo_local.core.usage.records import UsageRecord
-from dynamo_local.core.usage.tally import Tally
+from dynamo_local.core.usage.records import Tally, UsageRecord
 from dynamo_local.engine.vllm.frontend.counting import counting
 from tests.unit.frontend.asgi_driver import Answer, call, scope
 

@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import TENSORS, EventAccumulator
 
 from dynamo_local.core.errors import ConfigError
-from dynamo_local.core.fleet.readings import Reading
+from dynamo_local.core.fleet.rates import Reading
 from dynamo_local.core.planning.actions import ActionOutcome, AddWorker
 from dynamo_local.core.planning.decision import Decision, Verdict
 from dynamo_local.core.planning.observation import Observation, QueueReading, WorkerSeen

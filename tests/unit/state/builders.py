@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import Watcher
-from dynamo_local.core.process.run_queue import Shares, ThreadTimes
+from dynamo_local.core.process.soft_binding import Shares, ThreadTimes
 from state.machine.threads import CoreWatch
 from state.statefile.model import Component, Owner, Phase, Resources, State
 from state.statefile.transitions import claim, entry, heard, new_state

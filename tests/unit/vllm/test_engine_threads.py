@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from dynamo_local.core.process.run_queue import Shares
+from dynamo_local.core.process.soft_binding import Shares
 from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding, soft_binding
 from dynamo_local.tasks import TaskGuard
 from state.machine.threads import bind_thread, cores_of, threads_of

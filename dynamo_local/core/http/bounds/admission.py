@@ -5,16 +5,18 @@ Checked before the request reaches the engine's own validation, which has no bou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 
 from dynamo_local.core.http.bounds.request import Excess, RequestBounds, excess_of, excess_of_headers, fields_of_text
-from dynamo_local.core.http.inputs import characters_of_inputs, field_of_inputs, number_of_inputs
 from dynamo_local.core.http.json_text import whole_number, why_not
-from dynamo_local.core.http.waiting.holding import HoldLimits
+from dynamo_local.core.http.waiting import HoldLimits
+from dynamo_local.core.keys.values import KeyTerms
+from dynamo_local.core.priority.classes import MOST_PRIORITY
 
 FORBIDDEN_FIELDS = frozenset({"kv_transfer_params", "ec_transfer_params", "kv_hints", "data_parallel_rank"})
 """Fields that steer the machinery (hosts, ports, block ids). Workers and frontends fill them, clients never."""
@@ -331,3 +333,130 @@ def _int(value: Any) -> int:
 
 def _bad(message: str, param: str | None) -> Refusal:
     return Refusal(400, message, "BadRequestError", param)
+
+
+# The inputs of a request for pooled outputs (embeddings, classes, scores), in the fields of the several APIs. Pure.
+#
+# Each becomes a sequence of its own in the engines.
+
+_LISTS = {"input": str | list, "texts": str, "inputs": Mapping}
+"""Fields with inputs that stand for themselves, and what each of many is. A list of numbers, or of messages, is one."""
+
+_PAIRS = (
+    ("query", "documents"),
+    ("queries", "documents"),
+    ("queries", "items"),
+    ("text_1", "text_2"),
+    ("data_1", "data_2"),
+)
+"""Fields with texts that are scored against each other. A model may embed each, so both sides count."""
+
+_FIELDS = frozenset({*_LISTS, *(other for _, other in _PAIRS)})
+"""Without any of them, a request has no inputs."""
+
+
+def number_of_inputs(fields: Mapping[str, Any]) -> int:
+    """Count the inputs, at least as many as the engines get. 0: the request has none in any of these fields."""
+    if _FIELDS.isdisjoint(fields):
+        return 0
+    return max((sum(len(side) for side in sides) for _, sides in _found(fields)), default=0)
+
+
+def characters_of_inputs(fields: Mapping[str, Any]) -> int:
+    """Count the characters of the inputs, in whichever parts of them they are."""
+    return sum(_characters(sides) for _, sides in _found(fields))
+
+
+def field_of_inputs(fields: Mapping[str, Any]) -> str | None:
+    """Name the field that has most inputs."""
+    named = max(_found(fields), key=lambda found: sum(map(len, found[1])), default=None)
+    return None if named is None else named[0]
+
+
+def _found(fields: Mapping[str, Any]) -> Iterator[tuple[str, list[list[Any]]]]:
+    """The fields in use, each with its inputs, those of both sides of a pair."""
+    for name, kind in _LISTS.items():
+        if (value := fields.get(name)) is not None:
+            yield name, [value if isinstance(value, list) and value and isinstance(value[0], kind) else [value]]
+    for one, other in _PAIRS:
+        if fields.get(one) is not None and fields.get(other) is not None:
+            yield other, [_side(fields[one]), _side(fields[other])]
+
+
+def _side(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _characters(value: Any) -> int:
+    # A list of its own, not recursion: how deeply a body nests is its client's choice.
+    total, waiting = 0, [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            total += len(value)
+        elif isinstance(value, list):
+            # Token ids have no characters.
+            waiting.extend(() if value and isinstance(value[0], int) else value)
+        elif isinstance(value, Mapping):
+            waiting.extend(value.values())
+    return total
+
+
+# The priority that an HTTP request asks for: by a header, a field of its body, or its key. Pure.
+#
+# The header goes before the field, as in vLLM, so that a proxy can set it without reading bodies.
+
+HEADER = "X-Vllm-Priority"
+"""vLLM's own name for the header, which clients and proxies of vLLM send."""
+
+HEADER_KEY = HEADER.lower().encode()
+
+FIELD = "priority"
+
+_NUMBER = re.compile(rb"[ \t]*([+-]?[0-9]{1,18})[ \t]*")
+
+
+@dataclass(frozen=True)
+class PriorityTerms:
+    """What a caller may ask for. `best`: the lowest number; None: any. `default`: for requests that name none.
+    `whose`: begins the refusal of a better one."""
+
+    best: int | None
+    default: int
+    whose: str
+
+
+WITHOUT_KEY = PriorityTerms(0, 0, "requests without a key")
+"""Whoever brings no key may only let others go first."""
+
+UNLIMITED = PriorityTerms(None, 0, "")
+
+
+def terms_of(key: KeyTerms) -> PriorityTerms:
+    """Return what requests of this key may ask for."""
+    default = key.default_priority or 0
+    if key.best_priority is not None:
+        default = max(default, key.best_priority)
+    return PriorityTerms(key.best_priority, default, f"key {key.name}")
+
+
+def priority_asked(fields: Mapping[str, Any], header: bytes, terms: PriorityTerms) -> int | Refusal:
+    """Return the priority of a request; a refusal if it is no whole number, or better than allowed. `header`: empty if
+    there is none."""
+    asked, what, param = (fields.get(FIELD), FIELD, FIELD) if not header else (_number(header), HEADER, None)
+    if asked is None and not header:
+        return terms.default
+    if (asked := whole_number(asked)) is None:
+        return Refusal(400, f"{what} is no whole number", "BadRequestError", param)
+    if abs(asked) > MOST_PRIORITY:
+        why = f"{what} is {asked}; write a whole number from {-MOST_PRIORITY} to {MOST_PRIORITY}"
+        return Refusal(400, why, "BadRequestError", param)
+    if terms.best is not None and asked < terms.best:
+        why = f"{terms.whose} may have priority {terms.best} at best (lower numbers are served first), got {asked}"
+        return Refusal(403, why, "PermissionDeniedError", FIELD)
+    return asked
+
+
+def _number(text: bytes) -> int | None:
+    found = _NUMBER.fullmatch(text)
+    return None if found is None else int(found[1])

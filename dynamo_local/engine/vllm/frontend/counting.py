@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-from dynamo_local.core.usage.tally import Tally
+from dynamo_local.core.usage.records import Tally
 
 counting: ContextVar[Tally | None] = ContextVar("tally of this request", default=None)
 """None: nobody counts, as for requests outside of HTTP."""

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamo_local import __version__
-from dynamo_local.core.http.models import unknown_model
-from dynamo_local.core.http.paths import MODEL_PREFIX, route_of
+from dynamo_local.core.http.paths import MODEL_PREFIX, route_of, unknown_model
 from dynamo_local.model.hub.cache import repo_of_snapshot
 
 

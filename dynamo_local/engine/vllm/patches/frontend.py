@@ -24,7 +24,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput, RequestState
 
-from dynamo_local.core.usage.tally import Tally
+from dynamo_local.core.usage.records import Tally
 from dynamo_local.engine.vllm.frontend.counting import counting
 from dynamo_local.engine.vllm.frontend.grammar_threads import (
     GrammarThreads,

@@ -19,7 +19,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
-from dynamo_local.core.request.fidelity import Fidelity, Survival
+from dynamo_local.core.request.recovery import Fidelity, Survival
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_input_batch import CachedRequestState

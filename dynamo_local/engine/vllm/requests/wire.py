@@ -28,7 +28,7 @@ from dynamo_local.core.messages.tokens import Array, Logprobs, TokenDelta
 from dynamo_local.core.messages.tokens import FinishReason as Finish
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Request, Sampling
-from dynamo_local.core.request.fidelity import Fidelity, Survival
+from dynamo_local.core.request.recovery import Fidelity, Survival
 from dynamo_local.engine.vllm.kv.pull.messages import TRANSFER, PullCounts
 from dynamo_local.engine.vllm.requests.continuing import ACCEPTED, is_of_context, survival_of
 from dynamo_local.engine.vllm.requests.faults import cause_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynamo_local.core.names import Watcher
-from dynamo_local.core.process.prepared import Attempts, ended, given_up, is_ready, missing_bytes, next_step, reordered
+from dynamo_local.core.process.restarts import Attempts, ended, given_up, is_ready, missing_bytes, next_step, reordered
 from dynamo_local.core.sizing.machine import size
 from dynamo_local.process.forkserver.prepared.orders import Found, PreparedOrder, link_sockets, read_orders
 from state.files import make_private_directory

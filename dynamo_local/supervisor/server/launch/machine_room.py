@@ -13,8 +13,8 @@ import msgspec
 
 from dynamo_local.core.errors import MemoryShortError, UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
-from dynamo_local.core.process.shared_memory import ENGINE_SHARED_BYTES
 from dynamo_local.core.sizing.machine import counted, size
+from dynamo_local.core.sizing.memory import ENGINE_SHARED_BYTES
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
 from state.devices.allocation import DeviceKind
 from state.files import free_bytes, nearest

@@ -16,7 +16,7 @@ from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.events import REQUEST, Event, RequestNews
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import LOCAL_NODE, shown_node
-from dynamo_local.core.request.told import told_id
+from dynamo_local.core.request.log import told_id
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.server.reports.event_log import EventLog
 from dynamo_local.supervisor.server.reports.report import Report

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.answers.continuing import Continuation, DifferentAnswerError
+from dynamo_local.core.answers.events import Continuation, DifferentAnswerError
 
 Events = list[dict[str, Any]]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.answers.status import ENDS, NEXT, AnswerState, OutOfOrderError, ended
+from dynamo_local.core.answers.events import ENDS, NEXT, AnswerState, OutOfOrderError, ended
 
 STATES = sorted(set(NEXT) - {""})
 

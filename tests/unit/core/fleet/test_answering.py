@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import pytest
 
-from dynamo_local.core.fleet.answering import last_answering
+from dynamo_local.core.fleet.view import last_answering
 
 ROLES = {"a": "decode", "b": "aggregated", "p": "prefill", "f": "frontend"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.fleet.breaker import BreakerRule, Breakers
+from dynamo_local.core.fleet.view import BreakerRule, Breakers
 
 RULE = BreakerRule(failures=3, window_s=10.0, open_s=5.0)
 

@@ -21,7 +21,7 @@ from dynamo_local.core.fleet.freeness import (
     virtual_usage,
     with_more,
 )
-from dynamo_local.core.fleet.readings import STALE_S
+from dynamo_local.core.fleet.rates import STALE_S
 from dynamo_local.core.messages.presence import ClassUsage, EngineInfo, Load, Presence
 from dynamo_local.core.priority.classes import PriorityClass
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.http.waiting.conversations import Conversations, conversation_of
+from dynamo_local.core.http.conversations import Conversations, conversation_of
 
 TEXTS = st.text(max_size=600)
 JSON = st.recursive(

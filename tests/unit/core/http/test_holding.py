@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.http.waiting.holding import (
+from dynamo_local.core.http.waiting import (
     BEGIN_AFTER_S,
     COMMENT_EVERY_S,
     GiveUp,

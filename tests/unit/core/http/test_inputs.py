@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.http.bounds.admission import AdmissionLimits, Demand, Refusal, examine
-from dynamo_local.core.http.inputs import characters_of_inputs, number_of_inputs
+from dynamo_local.core.http.bounds.admission import (
+    AdmissionLimits,
+    Demand,
+    Refusal,
+    characters_of_inputs,
+    examine,
+    number_of_inputs,
+)
 
 LIMITS = AdmissionLimits(max_prompts=3, max_inputs=8, max_input_characters=100, max_requests=20)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dynamo_local.control.operations import fields_of
 from dynamo_local.core.answers.requests import asking_fields
-from dynamo_local.core.async_tasks import orders
+from dynamo_local.core.async_tasks import callbacks
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.http.bounds.admission import Refusal
 from dynamo_local.core.http.json_text import as_line, as_utf8, boolean, whole_number
@@ -22,7 +22,7 @@ from dynamo_local.core.stored import batches
 
 DOORS: Mapping[str, Callable[[bytes], Any]] = {
     "batches": lambda body: batches.order_of(body, "batch_1", "alice", 1000.0),
-    "tasks": lambda body: orders.order_of(body, "chat"),
+    "tasks": lambda body: callbacks.order_of(body, "chat"),
     "answers that are kept": asking_fields,
     "the control API": fields_of,
 }

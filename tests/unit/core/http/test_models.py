@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.http.bounds.admission import Refusal, read_fields
-from dynamo_local.core.http.models import NAME_CHARACTERS, Catalogue, asked_model
+from dynamo_local.core.http.paths import NAME_CHARACTERS, Catalogue, asked_model
 
 names = st.text("abc-/@", min_size=1, max_size=4)
 models = st.lists(st.lists(names, min_size=1, max_size=3, unique=True), max_size=6)

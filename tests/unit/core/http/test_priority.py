@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.http.bounds.admission import Refusal
-from dynamo_local.core.http.priority import UNLIMITED, WITHOUT_KEY, PriorityTerms, priority_asked, terms_of
+from dynamo_local.core.http.bounds.admission import (
+    UNLIMITED,
+    WITHOUT_KEY,
+    PriorityTerms,
+    Refusal,
+    priority_asked,
+    terms_of,
+)
 from dynamo_local.core.keys.values import KeyTerms
 from dynamo_local.core.priority.classes import MOST_PRIORITY
 

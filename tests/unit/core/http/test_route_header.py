@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.http.route_header import MOST_BYTES, described, header_value, is_asked, is_local
 from dynamo_local.core.messages.routes import RouteRow, WeighedWorker
+from dynamo_local.core.routing.explanation import MOST_BYTES, described, header_value, is_asked, is_local
 
 
 def route(candidates: int, name: str = "w") -> RouteRow:

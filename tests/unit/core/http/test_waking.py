@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.core.http.waiting.holding import Unready
-from dynamo_local.core.http.waiting.waking import AGAIN_S, Asking, idle_as, is_waking, judged, may_be_tried
+from dynamo_local.core.http.waiting import AGAIN_S, Asking, Unready, idle_as, is_waking, judged, may_be_tried
 from dynamo_local.core.messages.endpoints import EndpointState, EndpointStatus, EndpointView
 
 ASLEEP = Unready("endpoint a is asleep")

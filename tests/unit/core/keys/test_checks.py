@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.errors import ConfigError
-from dynamo_local.core.keys.checks import FIELDS, check_overlap, read_terms
+from dynamo_local.core.keys.registry import FIELDS, check_overlap, read_terms
 from dynamo_local.core.keys.values import KeyTerms
 
 NOW = 1000.0

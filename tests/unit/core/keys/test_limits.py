@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.http.bounds.limits import shown_time
-from dynamo_local.core.keys.limits import WINDOW_S, Margin, give_back, margin_of, take, wait_s
+from dynamo_local.core.http.bounds.limits import WINDOW_S, Margin, give_back, margin_of, shown_time, take, wait_s
 
 LIMITS = st.integers(1, 5000)
 STEPS = st.lists(

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from dynamo_local.core import codec, messages
 from dynamo_local.core.fleet.freeness import instance_of
-from dynamo_local.core.fleet.readings import reading_of
+from dynamo_local.core.fleet.rates import reading_of
 from dynamo_local.core.fleet.view import Change, FleetView
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence, as_received, as_sent
 from dynamo_local.core.messages.routing import AssignRequest, Charge, Charged, Charges
-from dynamo_local.core.migration.in_flight import InFlightMigrations
-from dynamo_local.core.migration.thrashing import ThrashWatch
+from dynamo_local.core.migration.protocol import InFlightMigrations
+from dynamo_local.core.migration.rebalancing import ThrashWatch
 from dynamo_local.core.routing.ledger import Ledger
 from dynamo_local.core.routing.load_policies import Freest, RoundRobin
 from dynamo_local.supervisor.places import messages as places_messages

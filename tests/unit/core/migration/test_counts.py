@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynamo_local.core.messages.presence import Counts, EndedMigrations, MigrationCounts, Presence
-from dynamo_local.core.migration.counts import migrations_of
+from dynamo_local.core.migration.protocol import migrations_of
 
 
 def frontend(lease: str, counts: Counts | None) -> Presence:

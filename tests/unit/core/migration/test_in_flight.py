@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dynamo_local.core.fleet.freeness import Usage
 from dynamo_local.core.messages.presence import Load, Presence
-from dynamo_local.core.migration.in_flight import FORGOTTEN_S, InFlightMigrations
+from dynamo_local.core.migration.protocol import FORGOTTEN_S, InFlightMigrations
 
 NOTHING = Usage(0, requests=0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence
-from dynamo_local.core.migration.thrashing import CALM_S, ThrashWatch
+from dynamo_local.core.migration.rebalancing import CALM_S, ThrashWatch
 
 ENGINE = EngineInfo("e", "m", 1000, 10, 100, 8)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dynamo_local.core.fleet.readings import Reading
+from dynamo_local.core.fleet.rates import Reading
 from dynamo_local.core.planning.actions import Action, AddWorker, RemoveWorker, SwitchRole
 from dynamo_local.core.planning.decide import decide
 from dynamo_local.core.planning.decision import Decision

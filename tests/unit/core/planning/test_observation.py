@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from dynamo_local.core.fleet.readings import STALE_S, Reading, reading_of
+from dynamo_local.core.fleet.rates import STALE_S, Reading, reading_of
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load, Presence, ProcessState
 from dynamo_local.core.planning.observation import (
     Claim,

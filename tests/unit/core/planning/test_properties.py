@@ -8,7 +8,7 @@ from typing import Any, Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.fleet.readings import Reading
+from dynamo_local.core.fleet.rates import Reading
 from dynamo_local.core.planning.actions import AddWorker, RemoveWorker, SwitchRole, roles_of
 from dynamo_local.core.planning.decide import POLICIES, decide
 from dynamo_local.core.planning.observation import Observation, QueueReading, WorkerSeen

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.priority.classes import PriorityClass, class_of
-from dynamo_local.core.priority.fair_queue import Claim, FairQueue, in_turn
-from dynamo_local.core.priority.turns import LEAST_SHARE
+from dynamo_local.core.priority.fair_queue import LEAST_SHARE, Claim, FairQueue, in_turn
 
 
 @dataclass(eq=False)

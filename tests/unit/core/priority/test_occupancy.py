@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.priority.classes import PriorityClass, ahead_of, class_of
-from dynamo_local.core.priority.occupancy import BEYOND, Occupancy, may_come, share_of
+from dynamo_local.core.priority.classes import BEYOND, Occupancy, PriorityClass, ahead_of, class_of, may_come, share_of
 
 KEYS = st.sampled_from(["", "a", "b", "c"])
 COMING = st.lists(st.tuples(KEYS, st.sampled_from([-1, 0, 1]), st.integers(1, 4)), max_size=80)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.priority.classes import PriorityClass, class_of
-from dynamo_local.core.priority.turns import LEAST_SHARE, Turns
+from dynamo_local.core.priority.fair_queue import LEAST_SHARE, Turns
 
 WINDOW = round(1 / LEAST_SHARE)
 CLASSES = st.frozensets(st.sampled_from(PriorityClass))

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.process.prepared import (
+from dynamo_local.core.process.restarts import (
     LIMITS,
     Attempts,
     ended,

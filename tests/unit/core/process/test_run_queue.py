@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo_local.core.process.run_queue import ThreadTimes, shares_between, waited_between
+from dynamo_local.core.process.soft_binding import ThreadTimes, shares_between, waited_between
 
 
 def times(ran_s: float, waited_s: float, *, runnable: bool = True, core: int = 0) -> ThreadTimes:

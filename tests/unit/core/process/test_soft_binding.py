@@ -8,8 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.process.run_queue import Shares
-from dynamo_local.core.process.soft_binding import Binding, BindingLimits, others_of, rebind
+from dynamo_local.core.process.soft_binding import Binding, BindingLimits, Shares, others_of, rebind
 
 LIMITS = BindingLimits()
 HOME = frozenset({0})

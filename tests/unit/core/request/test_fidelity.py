@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.request.fidelity import LOST, Fidelity, Survival
+from dynamo_local.core.request.recovery import LOST, Fidelity, Survival
 
 names = st.sampled_from(["seed", "structured_outputs", "other"])
 some = st.lists(names, unique=True).map(tuple)

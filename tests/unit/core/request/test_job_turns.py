@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.priority.classes import PriorityClass, class_of
 from dynamo_local.core.priority.fair_queue import Claim
-from dynamo_local.core.request.job_turns import JobTurns
+from dynamo_local.core.request.disaggregation import JobTurns
 
 JOBS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([-1, 0, 1])), max_size=30)
 

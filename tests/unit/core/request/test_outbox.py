@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch
-from dynamo_local.core.request.log import RequestLog
-from dynamo_local.core.request.outbox import Outbox
+from dynamo_local.core.request.log import Outbox, RequestLog
 
 R = RequestEpoch("r", 1)
 

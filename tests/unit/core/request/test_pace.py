@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynamo_local.core.histogram import Histogram
-from dynamo_local.core.request.pace import Pace
+from dynamo_local.core.request.recovery import Pace
 
 
 def test_a_pace_is_the_median_of_the_last_steps() -> None:

@@ -6,9 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.request.fidelity import LOST, Fidelity, Survival
-from dynamo_local.core.request.recovery import Recovery, RecoveryDeadlines, backoff_s, verdict_after_loss
-from dynamo_local.core.request.suspicion import CLEARING_TOKENS, COMPANY_DEATHS
+from dynamo_local.core.request.recovery import (
+    CLEARING_TOKENS,
+    COMPANY_DEATHS,
+    LOST,
+    Fidelity,
+    Recovery,
+    RecoveryDeadlines,
+    Survival,
+    backoff_s,
+    verdict_after_loss,
+)
 
 DEADLINES = RecoveryDeadlines(fruitless_epochs=4)
 survivals = st.sampled_from([Survival(fidelity, "seed") for fidelity in Fidelity])

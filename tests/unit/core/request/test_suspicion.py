@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_local.core.messages.presence import Exclusive, Load, Presence
-from dynamo_local.core.request.suspicion import CLEARING_TOKENS, COMPANY_DEATHS, Ask, Begin, Standing, next_step
+from dynamo_local.core.request.recovery import CLEARING_TOKENS, COMPANY_DEATHS, Ask, Begin, Standing, next_step
 
 
 @dataclass

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.http.bounds.admission import Refusal
-from dynamo_local.core.stored.batches import Batch, BatchOrder, BatchState, BatchUsage, order_of
+from dynamo_local.core.stored.batches import Batch, BatchOrder, BatchState, BatchUsage, Room, next_window, order_of
 from dynamo_local.core.stored.lines import (
     Line,
     LineChecks,
@@ -22,7 +22,6 @@ from dynamo_local.core.stored.lines import (
     unasked_line,
     usage_of,
 )
-from dynamo_local.core.stored.pace import Room, next_window
 
 ID = "batch_" + "0" * 24
 ASKED = {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"}

@@ -11,15 +11,20 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.usage.records import UsageRecord, line_of, records_in, whole_lines
-from dynamo_local.core.usage.report import as_csv, as_document, notes, parse_grouping, parse_moment, report
 from dynamo_local.core.usage.totals import (
     DAY_S,
     HOUR_S,
     HOURLY_DAYS,
     Sums,
     UsageTotals,
+    as_csv,
+    as_document,
     decode_totals,
     encode_totals,
+    notes,
+    parse_grouping,
+    parse_moment,
+    report,
 )
 
 DAYS = 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.usage.tally import Tally
+from dynamo_local.core.usage.records import Tally
 
 SIZES = st.integers(0, 1000)
 

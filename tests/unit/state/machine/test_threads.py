@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from dynamo_local.core.process.run_queue import shares_between
+from dynamo_local.core.process.soft_binding import shares_between
 from state.machine.threads import (
     CoreWatch,
     bind_thread,

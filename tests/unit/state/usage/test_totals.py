@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.errors import StateError
 from dynamo_local.core.usage.records import UsageRecord
-from dynamo_local.core.usage.report import report
-from dynamo_local.core.usage.totals import DAY_S, SCHEMA_VERSION, NewerTotalsError
+from dynamo_local.core.usage.totals import DAY_S, SCHEMA_VERSION, NewerTotalsError, report
 from state.files import Disk
 from state.paths import StatePaths
 from state.usage.journal import UsageJournal

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.process.circus_deadlines import CircusDeadlines
+from dynamo_local.core.process.restarts import CircusDeadlines
 from dynamo_local.supervisor.circus.adopted import adoption, parse_adoption
 from dynamo_local.supervisor.circus.silence import CircusSilence
 from dynamo_local.supervisor.circus.takeover import plan_takeover

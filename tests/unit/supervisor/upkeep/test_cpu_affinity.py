@@ -12,7 +12,7 @@ import pytest
 
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.presence import Load, Presence
-from dynamo_local.core.process.run_queue import Shares
+from dynamo_local.core.process.soft_binding import Shares
 from dynamo_local.supervisor.upkeep.cpu_affinity import CpuAffinity
 from dynamo_local.tasks import TaskGuard
 from state.devices.allocation import cpu_slots

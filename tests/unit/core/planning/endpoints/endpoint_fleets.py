@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.core.fleet.readings import Reading
+from dynamo_local.core.fleet.rates import Reading
 from dynamo_local.core.messages.endpoints import EndpointState, EndpointStatus, EndpointView
 from dynamo_local.core.planning.endpoints.decide import Memories, decide
 from dynamo_local.core.planning.endpoints.decision import EndpointDecision

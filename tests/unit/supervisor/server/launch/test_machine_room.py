@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.core.process.shared_memory import ENGINE_SHARED_BYTES
+from dynamo_local.core.sizing.memory import ENGINE_SHARED_BYTES
 from dynamo_local.supervisor.server.launch.machine_room import (
     OPEN_FILES,
     STATE_BYTES,
