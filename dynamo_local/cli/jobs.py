@@ -239,20 +239,20 @@ def _do(operation: Operation, kind: str, job: str, namespace: str) -> Any:
     paths = _paths(kind, namespace)
     if not job.startswith(f"{kind}_"):
         raise ItemAbsentError(f"no such {kind}: {job[:64]}")
-    return _ask(operation, paths, job=job)
+    return _ask(operation, paths, job)
 
 
-def _ask(operation: Operation, paths: StatePaths, query: Mapping[str, str] | None = None, **names: str) -> Any:
+def _ask(operation: Operation, paths: StatePaths, job: str = "", query: Mapping[str, str] | None = None) -> Any:
     """Have the server answer, or, while none runs, this process."""
     from dynamo_local.control.client import ControlClient
     from state.namespaces import is_running
 
     if is_running(paths):
-        return ControlClient(paths).do(operation, query=query, **names)
+        return ControlClient(paths).do(operation, query=query, job=job)
     from dynamo_local.control.operations import Call
     from dynamo_local.supervisor.jobs import Jobs
 
-    return Jobs(paths).do(operation, Call(names, query or {}))
+    return Jobs(paths).do(operation, Call({"job": job}, query or {}))
 
 
 def _paths(kind: str, namespace: str) -> StatePaths:

@@ -58,9 +58,11 @@ class Unfinished:
     async def _unless_silent(self, step: Step, left: list[SilentNodeError]) -> str:
         """The note of a step that was taken; empty for what its node left unanswered. Others are not to wait for that
         node."""
-        with _noting_silence(left):
+        try:
             return await self._take(step, left)
-        return ""
+        except SilentNodeError as error:
+            left.append(error)
+            return ""
 
     async def _take(self, step: Step, left: list[SilentNodeError]) -> str:
         """Take a step, and return a note of it."""

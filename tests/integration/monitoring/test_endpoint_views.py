@@ -76,7 +76,7 @@ async def test_top_shows_workers_and_the_queue_of_an_endpoint(
     asking = await connect()
     watch = FleetWatch(asking, subjects, everywhere=True)
     asked = AskedServer(StatePaths(tmp_path, subjects.namespace), *cast("Any", (None, None, None)))
-    await asked.follow(asking, watch)
+    await asked.follow(asking, watch, cast("Any", None))
     await watch.start()
     loop = asyncio.get_running_loop()
 
