@@ -41,6 +41,8 @@ LOCAL_NODE = "local"
 _NODE_SHOWN = 12
 """Characters of a node's name that tell it from others: those of Ray have 56."""
 
+_OF_WORKER = re.compile(r"(?:[A-Za-z0-9-]+_)?(?P<endpoint>[a-z0-9-]+)@[0-9]+_.*")
+_NAMED_ENDPOINT = re.compile(r"[a-z0-9-]+")
 _NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
 
 BUS_SERVICE = "Nats"
@@ -121,6 +123,15 @@ def parse_revision(text: str) -> Revision:
 def endpoint_of(revision: str) -> str:
     """The endpoint's name in the text of a revision; empty for an empty one, which stands for the graph's own model."""
     return revision.partition("@")[0]
+
+
+def endpoint_named(name: str) -> str:
+    """The endpoint that a name in a command stands for, or whose worker it names; empty for a service of the graph and
+    its processes. Names of services have a capital, those of endpoints have none."""
+    of_worker = _OF_WORKER.fullmatch(name)
+    if of_worker is not None:
+        return of_worker["endpoint"]
+    return name if _NAMED_ENDPOINT.fullmatch(name) else ""
 
 
 @dataclass(frozen=True, order=True)

@@ -7,15 +7,18 @@ has the table.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import reduce
+from itertools import groupby
+from typing import assert_never
 
 from dynamo_local.core.errors import (
     ConfigError,
     DynamoError,
     NodeStartError,
     NotRunningError,
+    SilentNodeError,
     SupervisorError,
     UsageError,
 )
@@ -30,17 +33,23 @@ from dynamo_local.core.planning.actions import (
     SwitchRole,
 )
 from dynamo_local.core.planning.decision import describe
-from dynamo_local.supervisor.actuator.add import WorkerAddition
-from dynamo_local.supervisor.actuator.ports import Ports, Result
-from dynamo_local.supervisor.actuator.remove import UNDO_S, WorkerRemoval
-from dynamo_local.supervisor.actuator.restart import WorkerRestart
-from dynamo_local.supervisor.actuator.steps import unclaimed
-from dynamo_local.supervisor.actuator.unfinished import Unfinished
+from dynamo_local.supervisor.actuator.changes import UNDO_S, Ports, Result, WorkerChanges
+from dynamo_local.supervisor.actuator.steps import (
+    AwaitStart,
+    EndUnclaimed,
+    FinishRestarting,
+    FinishRetiring,
+    ReleaseClaim,
+    ReleaseReservation,
+    Step,
+    next_steps,
+    unclaimed,
+)
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.tasks import side_by_side
-from state.statefile.model import Component
-from state.statefile.transitions import remove_revision, retire
+from state.statefile.model import Component, State
+from state.statefile.transitions import holding, release, remove_revision, retire
 
 
 class LocalActuator:
@@ -55,11 +64,9 @@ class LocalActuator:
     ) -> None:
         ready_s = blueprint.ready_deadline_s if ready_deadline_s is None else ready_deadline_s
         self._ports = ports
+        self._books = ports.books
         self._endpoint = endpoint
-        self._removal = WorkerRemoval(ports, blueprint.drain_deadline_s)
-        self._addition = WorkerAddition(ports, blueprint, self._removal, ready_s)
-        self._restart = WorkerRestart(ports, blueprint, self._addition, self._removal)
-        self._unfinished = Unfinished(ports, self._addition, self._removal, self._restart, self._is_mine)
+        self._changes = WorkerChanges(ports, blueprint, ready_s)
 
     async def apply(
         self, change: Action, limits: DeviceLimits, check: Callable[[], None] = lambda: None
@@ -110,7 +117,7 @@ class LocalActuator:
         self._check_revision(revision)
         async with self._changing():
             ended = await self._end_all(revision, lambda component: True)
-            await self._ports.update(lambda state: remove_revision(state, revision))
+            await self._books.update(lambda state: remove_revision(state, revision))
             return ended
 
     async def break_off(self, revision: str) -> tuple[str, ...]:
@@ -125,7 +132,7 @@ class LocalActuator:
         workers that were left starting. Raises SilentNodeError if a change is left because its node does not answer,
         once all others are finished."""
         async with self._changing():
-            notes, left = await self._unfinished.finish()
+            notes, left = await self._finish()
             if left is None:
                 return notes
             self._tell(notes)
@@ -137,17 +144,17 @@ class LocalActuator:
 
     async def _end_all(self, revision: str, is_meant: Callable[[Component], bool]) -> tuple[str, ...]:
         """End processes of a revision at the same time, those without a claim included."""
-        state = await self._ports.read()
+        state = await self._books.read()
         # After the state: a claim precedes its watcher.
         statuses = await self._ports.places.statuses()
         mine = {n: c for n, c in state.components.items() if c.holds and c.watcher.revision == revision}
         meant = {name: component for name, component in mine.items() if is_meant(component)}
         strays = [n for n in unclaimed(state, statuses) if self._is_mine(n) and _revision_of(n) == revision]
-        await self._ports.update(lambda state: reduce(retire, meant, state))
+        await self._books.update(lambda state: reduce(retire, meant, state))
         await side_by_side(
             [
-                *(self._removal.finish(n, UNDO_S if c.phase == "starting" else None) for n, c in meant.items()),
-                *(self._removal.end_unclaimed(name) for name in strays),
+                *(self._changes.finish_removal(n, UNDO_S if c.phase == "starting" else None) for n, c in meant.items()),
+                *(self._changes.end_unclaimed(name) for name in strays),
             ]
         )
         return (*meant, *strays)
@@ -164,8 +171,55 @@ class LocalActuator:
 
     async def _finish_what_is_left(self) -> None:
         # What is left on a node that does not answer is no reason to make no change elsewhere.
-        notes, left = await self._unfinished.finish()
+        notes, left = await self._finish()
         self._tell(notes if left is None else (*notes, f"a change is left unfinished for now: {left}"))
+
+    async def _finish(self) -> tuple[tuple[str, ...], SilentNodeError | None]:
+        """Finish changes that were left half done. Returns a note for each, and why another one is left as it is, if
+        one is: its node does not answer. Raises SupervisorError for any other failure."""
+        state = await self._books.read()
+        # After the state: a claim precedes its watcher.
+        statuses = await self._ports.places.statuses()
+        places = (await self._ports.places.places()).values()
+        reservations = [name for place in places for name in place.reservations]
+        left: list[SilentNodeError] = []
+        notes: list[str] = []
+        for _, together in groupby(next_steps(state, statuses, reservations, self._is_mine), key=type):
+            notes += await side_by_side(self._take_unless_silent(step, left) for step in together)
+        return tuple(note for note in notes if note), left[0] if left else None
+
+    async def _take_unless_silent(self, step: Step, left: list[SilentNodeError]) -> str:
+        """The note of a step that was taken; empty for what its node left unanswered. Others are not to wait for that
+        node."""
+        with _noting_silence(left):
+            return await self._take(step, left)
+        return ""
+
+    async def _take(self, step: Step, left: list[SilentNodeError]) -> str:
+        """Take a step, and return a note of it."""
+        name = step.watcher
+        match step:
+            case EndUnclaimed():
+                await self._changes.end_unclaimed(name)
+                return f"{name} had no claim: it has ended"
+            case ReleaseReservation():
+                await self._changes.end_unclaimed(name)
+                return f"{name} was reserved and not claimed: its devices are free"
+            case ReleaseClaim(devices=devices):
+                await self._books.update(lambda state: _without_claim(state, name))
+                with _noting_silence(left):
+                    await self._ports.places.release(name)
+                held = f"devices {list(devices)}" if devices else "no device"
+                return f"{name} has no process: its claim ({held}) is released"
+            case FinishRetiring():
+                await self._changes.finish_removal(name)
+                return f"{name} was left retiring: it has ended"
+            case FinishRestarting():
+                return f"{name} was left restarting: {(await self._changes.finish_restart(name)).note}"
+            case AwaitStart():
+                return f"{name} was left starting: {(await self._changes.await_ready(name)).note}"
+            case _:
+                assert_never(step)
 
     def _tell(self, notes: Sequence[str]) -> None:
         for note in notes:
@@ -182,14 +236,14 @@ class LocalActuator:
         async def claimed(change: AddWorker) -> WatcherPlan | Result:
             try:
                 self._check_mine(change)
-                return await self._addition.claim(change, limits)
+                return await self._changes.claim(change, limits)
             except NotRunningError:
                 raise
             except DynamoError as error:
                 return Result(False, None, str(error), node_failed=isinstance(error, NodeStartError))
 
         async def begun(change: AddWorker, claim: WatcherPlan | Result) -> ActionOutcome:
-            result = claim if isinstance(claim, Result) else await self._attempt(self._addition.start(claim))
+            result = claim if isinstance(claim, Result) else await self._attempt(self._changes.start(claim))
             return self._outcome(change, result, started)
 
         claims = [(change, await claimed(change)) for change in changes]
@@ -217,11 +271,11 @@ class LocalActuator:
             self._check_mine(change)
             match change:
                 case AddWorker():
-                    return await self._addition.add(change, limits)
+                    return await self._changes.add(change, limits)
                 case RemoveWorker():
-                    return await self._removal.remove(change)
+                    return await self._changes.remove(change)
                 case Restart():
-                    return await self._restart.restart(change, limits)
+                    return await self._changes.restart(change, limits)
                 case SwitchRole():
                     return await self._switch_role(change)
         except NotRunningError:
@@ -260,3 +314,16 @@ def _revision_of(watcher: str) -> str:
 
 def _ended_meanwhile() -> SupervisorError:
     return SupervisorError("the server has ended meanwhile", "`dynamo ls` shows the servers that run")
+
+
+@contextmanager
+def _noting_silence(left: list[SilentNodeError]) -> Iterator[None]:
+    try:
+        yield
+    except SilentNodeError as error:
+        left.append(error)
+
+
+def _without_claim(state: State, watcher: str) -> State:
+    """The claim may be lost with a damaged statefile."""
+    return release(state, watcher) if watcher in holding(state) else state

@@ -1,11 +1,11 @@
 """Orders to change workers, as the server carries them out: those of `dynamo scale`, `drain` and `restart`, whose
-changes it plans and makes in turn, and those of the planner, each one change."""
+changes it plans and makes in turn, and those of the planner that acts, each one change."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -26,25 +26,20 @@ from dynamo_local.control.orders import OrderView
 from dynamo_local.core.errors import BusError, DeviceError, DynamoError, UsageError
 from dynamo_local.core.fleet.view import last_answering
 from dynamo_local.core.messages.events import Event
-from dynamo_local.core.names import select_watcher, short_watcher
+from dynamo_local.core.names import endpoint_named, endpoint_of, parse_revision, select_watcher, short_watcher
 from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits, RemoveWorker, Restart
 from dynamo_local.core.planning.decision import event_of
 from dynamo_local.core.shares import fits, summed
-from dynamo_local.supervisor.actuator.acting_planner import ActingPlanner
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.actuators import Actuators
-from dynamo_local.supervisor.actuator.add import devices_held
-from dynamo_local.supervisor.actuator.endpoint_commands import (
-    check_not_of_endpoint,
-    endpoint_named,
-    plan_restart_of_all,
-)
+from dynamo_local.supervisor.actuator.changes import devices_held
 from dynamo_local.supervisor.control.orders import Orders
-from dynamo_local.supervisor.server.launch.blueprint import Blueprint, worker_of
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint, is_worker, worker_of
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.upkeep.holders import held_by_others
 from state.devices.allocation import allocate, held_by, noun
-from state.statefile.model import State
+from state.machine.processes import alive, start_time
+from state.statefile.model import Component, Owner, State
 from state.statefile.transitions import entries, release, shares_taken
 
 
@@ -115,10 +110,20 @@ def _check_packing(
 def plan_drain(state: State, blueprint: Blueprint, watcher: str, *, even_the_last: bool) -> tuple[Action, ...]:
     """Plan to have one worker less, this one. Pure. Raises UsageError for what is no worker, and as `plan_scaling`."""
     worker = worker_of(state, watcher)
-    check_not_of_endpoint(worker)
+    _check_not_of_endpoint(worker)
     left = sum(entry.holds for entry in entries(state, worker.component)) - 1
     targets = {worker.component: left}
     return plan_scaling(state, blueprint, targets, even_the_last=even_the_last, victim=worker.watcher_name)
+
+
+def _check_not_of_endpoint(worker: Component) -> None:
+    """Raise UsageError for a worker in whose place the server would start another one."""
+    endpoint = endpoint_of(worker.watcher.revision)
+    if endpoint:
+        raise UsageError(
+            f"{worker.watcher_name} is a worker of endpoint {endpoint}, whose number of workers the server keeps",
+            f"`dynamo scale {endpoint}=NUMBER` sets that number, and `dynamo restart` replaces the worker",
+        )
 
 
 def _restartable(state: State, blueprint: Blueprint, name: str) -> str:
@@ -134,7 +139,7 @@ def plan_restart(state: State, blueprint: Blueprint, name: str, *, even_the_last
     Raises UsageError for what cannot be restarted. Whether other workers answer requests meanwhile is checked by the
     actuator, when their turn comes.
     """
-    if of_endpoint := plan_restart_of_all(state, name, even_the_last=even_the_last):
+    if of_endpoint := _plan_restart_of_all(state, name, even_the_last=even_the_last):
         return of_endpoint
     services = {template.service for template in blueprint.templates if not template.revision}
     # The short name of a service's first watcher is the service's own: all its watchers are meant.
@@ -147,6 +152,42 @@ def plan_restart(state: State, blueprint: Blueprint, name: str, *, even_the_last
     if not present:
         raise UsageError(f"{service} has no workers", f"`dynamo scale {service}=1` starts one")
     return tuple(Restart(entry.watcher_name, entry.role, even_the_last) for entry in present)
+
+
+def _plan_restart_of_all(state: State, endpoint: str, *, even_the_last: bool) -> tuple[Action, ...]:
+    """Plan the restart of all workers of an endpoint, except those that end anyway; nothing if it has none. Those of
+    the first revision come first. Pure."""
+    of_endpoints = [c for c in state.components.values() if c.watcher.revision and c.holds and is_worker(c)]
+    mine = [c for c in of_endpoints if endpoint_of(c.watcher.revision) == endpoint and c.phase != "retiring"]
+    mine.sort(key=lambda component: (parse_revision(component.watcher.revision), component.watcher))
+    return tuple(Restart(c.watcher_name, c.role, even_the_last) for c in mine)
+
+
+@dataclass
+class ActingPlanner:
+    """The planner of one server that adds and removes workers."""
+
+    namespace: str
+    _process: Owner | None = field(default=None, init=False)
+
+    def begin(self, pid: int) -> None:
+        """Have the planner of that process act. Raises UsageError while another one does, or if there is none."""
+        acting = self._process
+        if acting is not None and acting.pid != pid and alive(acting.pid, acting.start_time):
+            raise UsageError(
+                f"process {acting.pid} is the planner of namespace {self.namespace} already",
+                "end it, or use --no-operation (in a graph: --Planner.no-operation=true)",
+            )
+        started = start_time(pid)
+        if started is None:
+            raise UsageError(f"there is no process {pid} on the server's machine", "run the planner there")
+        self._process = Owner(pid, started)
+
+    def check(self, pid: int) -> None:
+        """Raise UsageError if the planner of that process does not act, or has ended."""
+        acting = self._process
+        if acting is None or acting.pid != pid or not alive(pid, acting.start_time):
+            raise UsageError(f"process {pid} is not the planner that acts in namespace {self.namespace}")
 
 
 class AnyOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,9 +16,8 @@ from dynamo_local.core.errors import DynamoError, SupervisorError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.supervisor.actuator.actuators import Actuators
-from dynamo_local.supervisor.actuator.add import need_of
-from dynamo_local.supervisor.actuator.reconciler import Reconciler
+from dynamo_local.supervisor.actuator.actuators import Actuators, Reconciler
+from dynamo_local.supervisor.actuator.changes import need_of
 from dynamo_local.supervisor.node.order import NodeOrder, installed_versions
 from dynamo_local.supervisor.node.silence import beat_apart
 from dynamo_local.supervisor.places.books import Books

@@ -16,10 +16,8 @@ from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.listener import ListenerHolder, bind
-from dynamo_local.supervisor.actuator.acting_planner import ActingPlanner
-from dynamo_local.supervisor.actuator.actuators import Actuators, BusFleet
-from dynamo_local.supervisor.actuator.commands import WorkerOrders
-from dynamo_local.supervisor.actuator.reconciler import Reconciler
+from dynamo_local.supervisor.actuator.actuators import Actuators, BusFleet, Reconciler
+from dynamo_local.supervisor.actuator.commands import ActingPlanner, WorkerOrders
 from dynamo_local.supervisor.admin.asked import AskedServer
 from dynamo_local.supervisor.admin.handlers import admin_handlers
 from dynamo_local.supervisor.circus.client import CircusClient

@@ -13,7 +13,7 @@ from dynamo_local.core.endpoints.turns.placing import less, node_of, on_node, pl
 from dynamo_local.core.errors import DeviceError
 from dynamo_local.core.planning.actions import AddWorker
 from dynamo_local.core.shares import summed
-from dynamo_local.supervisor.actuator.add import template_of
+from dynamo_local.supervisor.actuator.changes import template_of
 from dynamo_local.supervisor.endpoints.revisions.observing import Room
 from dynamo_local.supervisor.places.rooms import NodeRoom
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint

@@ -16,7 +16,7 @@ from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import Revision, parse_revision, parse_watcher
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.supervisor.actuator.add import claim_worker, template_of
+from dynamo_local.supervisor.actuator.changes import claim_worker, template_of
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from state.devices.allocation import Inventory, allocate, gone_line
 from state.statefile.model import Component, State

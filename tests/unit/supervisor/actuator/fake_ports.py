@@ -13,7 +13,7 @@ from typing import Literal
 from dynamo_local.core.errors import BusError, UsageError
 from dynamo_local.core.names import HTTP_PORT_ENV
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
-from dynamo_local.supervisor.actuator.ports import Ports
+from dynamo_local.supervisor.actuator.changes import Ports
 from dynamo_local.supervisor.circus.client import ACTIVE, STOPPED
 from dynamo_local.supervisor.places.books import Books
 from dynamo_local.supervisor.places.local import LocalPlaces

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.supervisor.actuator.acting_planner import ActingPlanner
+from dynamo_local.supervisor.actuator.commands import ActingPlanner
 
 
 @pytest.fixture

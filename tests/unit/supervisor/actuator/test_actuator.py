@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dynamo_local.core.errors import SupervisorError, UsageError
 from dynamo_local.core.planning.actions import Action, AddWorker, DeviceLimits, RemoveWorker, Restart, SwitchRole
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
-from dynamo_local.supervisor.actuator.remove import UNDO_S
+from dynamo_local.supervisor.actuator.changes import UNDO_S
 from dynamo_local.supervisor.circus.client import ACTIVE
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from state.statefile.model import Phase, State

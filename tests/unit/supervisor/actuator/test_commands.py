@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.errors import DecodeError, DeviceError, SupervisorError, UsageError
+from dynamo_local.core.names import endpoint_named
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker, Restart
-from dynamo_local.supervisor.actuator.add import claim_worker, devices_held
+from dynamo_local.supervisor.actuator.changes import claim_worker, devices_held, retire_worker
 from dynamo_local.supervisor.actuator.commands import plan_drain, plan_restart, plan_scaling
-from dynamo_local.supervisor.actuator.endpoint_commands import endpoint_named
-from dynamo_local.supervisor.actuator.remove import retire_worker
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
 from state.files import make_run_directory
 from state.paths import StatePaths

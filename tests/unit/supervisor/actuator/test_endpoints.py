@@ -15,7 +15,7 @@ from dynamo_local.core.errors import UsageError
 from dynamo_local.core.names import endpoint_of, parse_watcher
 from dynamo_local.core.planning.actions import Action, AddWorker, DeviceLimits, RemoveWorker, Restart
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
-from dynamo_local.supervisor.actuator.remove import UNDO_S
+from dynamo_local.supervisor.actuator.changes import UNDO_S
 from dynamo_local.supervisor.circus.client import ACTIVE
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from state.statefile.transitions import claim, in_phase

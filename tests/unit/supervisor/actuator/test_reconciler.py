@@ -9,9 +9,8 @@ from typing import Any, cast
 import pytest
 
 from dynamo_local.core.errors import SupervisorError
-from dynamo_local.supervisor.actuator import reconciler as module
-from dynamo_local.supervisor.actuator.actuators import Actuators
-from dynamo_local.supervisor.actuator.reconciler import Reconciler
+from dynamo_local.supervisor.actuator import actuators as module
+from dynamo_local.supervisor.actuator.actuators import Actuators, Reconciler
 from state.statefile.model import State
 from state.statefile.transitions import claim
 from tests.unit.state.builders import empty_state

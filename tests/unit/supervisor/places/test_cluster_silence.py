@@ -10,7 +10,7 @@ import pytest
 from dynamo_local.core.errors import SilentNodeError, StateError, SupervisorError, UsageError
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
-from dynamo_local.supervisor.actuator.ports import Ports
+from dynamo_local.supervisor.actuator.changes import Ports
 from dynamo_local.supervisor.places.cluster import ClusterNode
 from dynamo_local.supervisor.places.clustered import Seen
 from dynamo_local.supervisor.places.port import LogPart
