@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
+from dynamo_local.bus.renewal import follow_address
+from dynamo_local.control.absence import absent_server, why_absent
 from dynamo_local.control.client import ControlClient
 from dynamo_local.control.errors import only_starting
 from dynamo_local.core.errors import DecodeError, StateError, SupervisorError
@@ -27,10 +30,10 @@ from dynamo_local.planner.metrics import FleetMetrics
 from dynamo_local.planner.publisher import PlannerPublisher
 from dynamo_local.planner.server_orders import ServerOrders
 from dynamo_local.planner.server_state import StateReader
-from dynamo_local.supervisor.admin.connect import bus_of
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from dynamo_local.tasks import TaskGuard, unless
 from state.devices.holding import held
+from state.namespaces import find_servers, is_running
 from state.paths import StatePaths
 from state.record import read_record
 from state.statefile.model import State
@@ -40,6 +43,7 @@ from state.statefile.transitions import taken
 _log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
+_CONNECT_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -175,3 +179,23 @@ async def plan_by_hand(planning: PlannerSession, stop: asyncio.Event) -> None:
             await unless(stop.wait(), tasks.failed())
         finally:
             await tasks.close()
+
+
+@asynccontextmanager
+async def bus_of(paths: StatePaths, name: str) -> AsyncIterator[Bus]:
+    """Connect to the bus of the namespace's server, as a client called `name`.
+
+    Raises NotRunningError when no server runs, SupervisorError when it is only starting or is stopping, BusError when
+    the bus does not answer.
+    """
+    if not await asyncio.to_thread(is_running, paths):
+        raise absent_server(paths.namespace, await asyncio.to_thread(find_servers, paths.root))
+    if not await asyncio.to_thread(paths.bus_file.exists):
+        raise why_absent(paths)
+    address = await asyncio.to_thread(BusAddress.load, paths.bus_file)
+    bus = await Bus.connect(address, name=name, deadline_s=_CONNECT_WITHIN_S, file=paths.bus_file)
+    try:
+        await follow_address(bus, Subjects(paths.namespace))
+        yield bus
+    finally:
+        await bus.close()

@@ -85,8 +85,7 @@ def show_of_all_nodes(paths: StatePaths, selector: str | None, here: Callable[[]
     the selector selects."""
     from dynamo_local.control.client import ControlClient
     from dynamo_local.core.errors import NotRunningError
-    from dynamo_local.supervisor.admin.far_logs import FarFollower, select_far
-    from dynamo_local.supervisor.server.reports.logs import Follower
+    from dynamo_local.supervisor.server.reports.logs import FarFollower, Follower, select_far
     from state.locks import server_pid
 
     client = ControlClient(paths)

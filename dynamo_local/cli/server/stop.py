@@ -30,6 +30,6 @@ def stop(namespace: str, timeout: float, forget: bool) -> None:
     dynamo stop
     dynamo stop --namespace second
     """
-    from dynamo_local.supervisor.admin.orders.stop import stop as stop_server
+    from dynamo_local.supervisor.admin.servers import stop as stop_server
 
     stop_server(paths_to_stop(namespace), timeout, Console(), forget_endpoints=forget)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager
 from functools import reduce
 from itertools import groupby
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from dynamo_local.core.errors import (
     ConfigError,
@@ -50,6 +50,8 @@ from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.tasks import side_by_side
 from state.statefile.model import Component, State
 from state.statefile.transitions import holding, release, remove_revision, retire
+
+_T = TypeVar("_T")
 
 
 class LocalActuator:
@@ -233,30 +235,25 @@ class LocalActuator:
     async def _add_all(self, changes: Sequence[AddWorker], limits: DeviceLimits) -> list[ActionOutcome]:
         started = self._ports.clock()
 
-        async def claimed(change: AddWorker) -> WatcherPlan | Result:
-            try:
-                self._check_mine(change)
-                return await self._changes.claim(change, limits)
-            except NotRunningError:
-                raise
-            except DynamoError as error:
-                return Result(False, None, str(error), node_failed=isinstance(error, NodeStartError))
-
         async def begun(change: AddWorker, claim: WatcherPlan | Result) -> ActionOutcome:
             result = claim if isinstance(claim, Result) else await self._attempt(self._changes.start(claim))
             return self._outcome(change, result, started)
 
-        claims = [(change, await claimed(change)) for change in changes]
+        claims = [(change, await self._attempt(self._claimed(change, limits))) for change in changes]
         return await side_by_side(begun(change, claim) for change, claim in claims)
 
-    async def _attempt(self, work: Awaitable[Result]) -> Result:
+    async def _claimed(self, change: AddWorker, limits: DeviceLimits) -> WatcherPlan:
+        self._check_mine(change)
+        return await self._changes.claim(change, limits)
+
+    async def _attempt(self, work: Awaitable[_T]) -> _T | Result:
         """The result of a change among others. One whose end is not known is finished by the next `reconcile`."""
         try:
             return await work
         except NotRunningError:
             raise
         except DynamoError as error:
-            return Result(False, None, str(error))
+            return Result(False, None, str(error), node_failed=isinstance(error, NodeStartError))
 
     def _outcome(self, change: Action, result: Result, started: float) -> ActionOutcome:
         took_s = self._ports.clock() - started

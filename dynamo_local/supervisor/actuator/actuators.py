@@ -22,7 +22,7 @@ from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.changes import Ports
 from dynamo_local.supervisor.admin.asked import AskedServer
-from dynamo_local.supervisor.admin.role import RoleWish, change_role
+from dynamo_local.supervisor.admin.watchers import RoleWish, change_role
 from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.places.books import Books
 from dynamo_local.supervisor.places.port import Places

@@ -1,11 +1,18 @@
-"""The server that is asked: its own parts, by which it answers questions about what runs."""
+"""The server that is asked: its own parts, by which it answers questions about what runs, and how it asks others.
+
+Its processes work for models: the graph's own, and one for each revision of an endpoint. Each has subjects of its own,
+so whoever asks frontends or queues asks once for each of them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
 
 from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue
 from dynamo_local.bus.nats import Bus
@@ -13,14 +20,14 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.control.absence import why_absent
 from dynamo_local.control.descriptions import FleetLook
 from dynamo_local.control.errors import still_starting
-from dynamo_local.core.errors import BusError, NotRunningError, SupervisorError
+from dynamo_local.core.errors import BusError, NotRunningError, SupervisorError, UsageError
 from dynamo_local.core.fleet.view import PREFILL_ROLE, Change
 from dynamo_local.core.messages.endpoints import Board
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.planner import PlannerReport
 from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Presence, as_sent
-from dynamo_local.core.names import parse_watcher
+from dynamo_local.core.names import endpoint_of, parse_revision, parse_watcher, short_watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.process_registry import Registration
@@ -29,6 +36,11 @@ from state.endpoints.board import read_board
 from state.paths import StatePaths
 from state.statefile.model import State
 from state.statefile.store import StateStore
+
+_M = TypeVar("_M")
+
+OWN = ""
+"""Stands for the graph's own model where the text of a revision is expected."""
 
 _CIRCUS_WITHIN_S = 5.0
 _BUS_WITHIN_S = 1.5
@@ -131,6 +143,52 @@ class AskedServer:
         self._failed.pop(change.presence.watcher, None)
         if change.failed:
             self._failed[change.presence.watcher] = change.presence
+
+
+async def ask(
+    bus: Bus, watcher: str, subject: str, question: msgspec.Struct, reply: type[_M], *, timeout_s: float
+) -> _M:
+    """Ask the process of a watcher, which listens on `subject`. Raises BusError that names the watcher, and DecodeError
+    if the answer is something else."""
+    try:
+        return await bus.ask(subject, question, reply, timeout_s=timeout_s)
+    except BusError as error:
+        raise unanswered(watcher) from error
+
+
+def unanswered(watcher: str) -> BusError:
+    """The error for a process that does not answer."""
+    name = short_watcher(watcher)
+    return BusError(
+        f"{name} does not answer", f"it may have ended or be overloaded: see `dynamo ps` and `dynamo logs {name}`"
+    )
+
+
+def known_revisions(used: Iterable[str], board: Board | None, endpoint: str | None = None) -> list[str]:
+    """Return the revisions that exist, in order, after `OWN`; only those of `endpoint` if it is given. Pure.
+
+    `used`: those that processes belong to, in any order; the board may have others, whose processes are still to come.
+    Raises UsageError, which lists the endpoints, if there is no such endpoint.
+    """
+    listed = () if board is None else (each.revision for each in board.revisions)
+    found = sorted({*used, *listed} - {OWN}, key=parse_revision)
+    if endpoint is None:
+        return [OWN, *found]
+    names = endpoint_names(found, board)
+    if endpoint not in names:
+        raise UsageError(f"there is no endpoint {endpoint!r}", f"there are: {', '.join(names) or 'none'}")
+    return [revision for revision in found if endpoint_of(revision) == endpoint]
+
+
+def endpoint_names(revisions: Iterable[str], board: Board | None) -> list[str]:
+    """Return the names of the endpoints that are on the board or have revisions, sorted. Pure."""
+    ordered = () if board is None else (view.spec.name for view in board.endpoints)
+    return sorted({*map(endpoint_of, revisions), *ordered} - {OWN})
+
+
+def shown_model(revision: str) -> str:
+    """What a revision serves, in words."""
+    return revision or "the server's own model"
 
 
 async def _length(queue: PrefillQueue) -> QueueLength | None:

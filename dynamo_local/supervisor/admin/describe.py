@@ -18,7 +18,7 @@ from dynamo_local.core.names import LOCAL_NODE, endpoint_of, short_watcher
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.supervisor.admin.asked import AskedServer
 from dynamo_local.supervisor.admin.requests import list_requests
-from dynamo_local.supervisor.admin.status import list_watchers
+from dynamo_local.supervisor.admin.watchers import list_watchers
 from dynamo_local.supervisor.server.reports.event_log import EventReader
 from dynamo_local.supervisor.server.reports.logs import tail
 from state.machine.processes import command_name, descendants

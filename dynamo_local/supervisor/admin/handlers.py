@@ -1,10 +1,20 @@
-"""Answers questions and orders of the control API about what runs and what it does."""
+"""Answers questions and orders of the control API about what runs and what it does: each by a handler, those about live
+settings, prefill queues and routes from here."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+import asyncio
+import heapq
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from dynamo_local.bus.jetstream.live_settings import read_settings, write_setting
+from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, QueuedJob
+from dynamo_local.bus.jetstream.streams import StreamAbsentError
+from dynamo_local.control.answers import JobRow, QueueView, SettingRow, same_fields
+from dynamo_local.control.descriptions import RouteLine, RoutesView
 from dynamo_local.control.operations import (
     CHANGE_ROLE,
     DESCRIBE,
@@ -20,14 +30,21 @@ from dynamo_local.control.operations import (
     Call,
     Handlers,
 )
-from dynamo_local.supervisor.admin.asked import AskedServer
+from dynamo_local.core.errors import DecodeError, NotRunningError, QueueAbsentError, UsageError
+from dynamo_local.core.fleet.view import ROUTER_ROLE
+from dynamo_local.core.live_settings import SETTINGS, LiveSetting, setting
+from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.routes import RouteRow, RoutesAnswer, RoutesQuestion
+from dynamo_local.core.names import endpoint_of
+from dynamo_local.core.request.log import told_id
+from dynamo_local.core.routing.explanation import explained
+from dynamo_local.core.subjects import Subjects
+from dynamo_local.sdk.config.resolved import ResolvedGraph
+from dynamo_local.supervisor.admin.asked import AskedServer, ask, known_revisions
 from dynamo_local.supervisor.admin.describe import describe
-from dynamo_local.supervisor.admin.queue import purge_queue, read_queue
-from dynamo_local.supervisor.admin.requests import MigrationWish, list_requests, migrate
-from dynamo_local.supervisor.admin.role import RoleWish, change_role
-from dynamo_local.supervisor.admin.routes import list_routes
-from dynamo_local.supervisor.admin.settings import list_settings, set_value
-from dynamo_local.supervisor.admin.status import devices_of_others, list_watchers
+from dynamo_local.supervisor.admin.requests import MigrationWish, list_requests, look, migrate
+from dynamo_local.supervisor.admin.watchers import RoleWish, change_role, devices_of_others, list_watchers
+from state.paths import StatePaths
 
 
 def admin_handlers(server: AskedServer) -> Handlers:
@@ -65,3 +82,154 @@ def admin_handlers(server: AskedServer) -> Handlers:
 
 async def _listed(rows: Awaitable[Sequence[Any]]) -> dict[str, Any]:
     return {"object": "list", "data": await rows}
+
+
+SET, CONFIGURED, DEFAULT = "set", "configuration", "default"
+
+
+async def list_settings(server: AskedServer) -> list[SettingRow]:
+    """Read all settings. Raises SupervisorError, BusError."""
+    try:
+        stored = await read_settings(await server.bus(), Subjects(server.paths.namespace))
+    except StreamAbsentError:
+        # The server could not create the settings, and has reported that: none can have been set.
+        stored = {}
+    graph = await asyncio.to_thread(_graph, server.paths)
+    return [setting_row(known, stored, graph) for known in SETTINGS.values()]
+
+
+async def set_value(server: AskedServer, key: str, text: str) -> SettingRow:
+    """Change a setting. Raises UsageError for an unknown key or a bad value, SupervisorError, BusError."""
+    known, namespace = setting(key), server.paths.namespace
+    value = known.parse(text)
+    try:
+        await write_setting(await server.bus(), Subjects(namespace), key, value)
+    except StreamAbsentError as error:
+        raise NotRunningError(
+            f"the server in namespace {namespace} has no live settings",
+            "the first lines of `dynamo serve` tell why",
+        ) from error
+    server.record(Event("setting", f"{known.name} is {value}", "`dynamo config set`"))
+    return SettingRow(known.name, value, SET, known.help)
+
+
+def setting_row(known: LiveSetting, stored: dict[str, int], graph: ResolvedGraph | None) -> SettingRow:
+    """The value of a setting: the one that was set, else the graph's configuration, else the default."""
+    if known.name in stored:
+        return SettingRow(known.name, stored[known.name], SET, known.help)
+    for service in reversed(graph.services if graph is not None else ()):
+        configured = service.config.get(known.name)
+        if isinstance(configured, int):
+            return SettingRow(known.name, int(configured), CONFIGURED, known.help)
+    return SettingRow(known.name, known.default, DEFAULT, known.help)
+
+
+def _graph(paths: StatePaths) -> ResolvedGraph | None:
+    """The graph that the server runs; None if the server is just ending."""
+    try:
+        return ResolvedGraph.from_json(paths.graph_file.read_bytes())
+    except (OSError, DecodeError):
+        return None
+
+
+async def read_queue(server: AskedServer, limit: int, endpoint: str | None = None) -> QueueView:
+    """Read the length and the `limit` oldest jobs of all queues, or of one endpoint's.
+
+    Raises NotRunningError when there is no queue, UsageError for what is no endpoint, SupervisorError, BusError.
+    """
+    queues = await _queues_of(server, endpoint)
+    read = [await _rows(queue, limit, revision) for revision, queue in queues.items()]
+    lengths = [await queue.length() for queue in queues.values()]
+    return QueueView(
+        namespace=server.paths.namespace,
+        waiting=sum(length.waiting for length in lengths),
+        in_hand=sum(length.in_hand for length in lengths),
+        # Not sorted: within a queue the order is the queue's, however exact the ages are.
+        jobs=tuple(heapq.merge(*read, key=lambda job: -job.age_s))[:limit],
+    )
+
+
+async def purge_queue(server: AskedServer, endpoint: str | None = None) -> int:
+    """Drop all jobs, or those of an endpoint, and return their number. Raises as `read_queue`."""
+    return sum([await queue.purge() for queue in (await _queues_of(server, endpoint)).values()])
+
+
+async def _rows(queue: PrefillQueue, limit: int, revision: str) -> list[JobRow]:
+    jobs = await queue.jobs(limit)
+    return [job_row(queued, revision) for queued in jobs]
+
+
+def job_row(queued: QueuedJob, revision: str = "") -> JobRow:
+    """Make the row of a job in the queue of this revision."""
+    state, age_s = "in hand" if queued.taken else "waiting", round(queued.age_s, 3)
+    known: dict[str, Any] = {"state": state, "age_s": age_s, "endpoint": endpoint_of(revision), "revision": revision}
+    if queued.job is not None:
+        expires_in_s = round(queued.job.valid_s - queued.age_s, 3)
+        known = {**same_fields(queued.job, JobRow), **known, "expires_in_s": expires_in_s}
+    return JobRow(**known)
+
+
+async def _queues_of(server: AskedServer, endpoint: str | None) -> dict[str, PrefillQueue]:
+    """The queues that there are, by revision."""
+    bus, namespace = await server.bus(), server.paths.namespace
+    revisions = known_revisions((), await server.board(), endpoint)
+    queues = {revision: PrefillQueue(bus, Subjects(namespace, revision)) for revision in revisions}
+    found = {revision: queue for revision, queue in queues.items() if await _exists(queue)}
+    if not found:
+        whose = f"namespace {namespace}" if endpoint is None else f"endpoint {endpoint}"
+        raise NotRunningError(
+            f"{whose} has no prefill queue", "there is one for a graph or an endpoint with prefill workers"
+        )
+    return found
+
+
+async def _exists(queue: PrefillQueue) -> bool:
+    try:
+        await queue.length()
+    except QueueAbsentError:
+        return False
+    return True
+
+
+_ANSWER_WITHIN_S = 5.0
+
+
+async def list_routes(
+    server: AskedServer, limit: int, request: str | None = None, endpoint: str | None = None
+) -> RoutesView:
+    """List the `limit` latest assignments, or those of one request (the id that its client knows, or its beginning) or
+    of one endpoint among them. Raises UsageError without a router or such an endpoint, SupervisorError, BusError."""
+    bus = await server.bus()
+    found, revisions = await look(server, endpoint)
+    routers = {row.lease: row.watcher for row in found if row.role == ROUTER_ROLE and row.lease is not None}
+    if not routers:
+        raise UsageError("this server has no router", "its frontend sends requests to the worker with the least to do")
+    names = {row.lease: row.watcher for row in found if row.lease is not None}
+    question = RoutesQuestion(limit if request is None else 2**31, None if endpoint is None else tuple(revisions))
+    # The subject is the graph's own: a router answers for all models.
+    subjects = Subjects(server.paths.namespace)
+    answers = [
+        await ask(bus, watcher, subjects.routes(lease), question, RoutesAnswer, timeout_s=_ANSWER_WITHIN_S)
+        for lease, watcher in routers.items()
+    ]
+    return view_of(answers, names, limit, request)
+
+
+def view_of(
+    answers: Sequence[RoutesAnswer], names: Mapping[str, str], limit: int, request: str | None = None
+) -> RoutesView:
+    """The answers of all routers as one. `names`: watchers by lease. Pure."""
+    rows = sorted((row for answer in answers for row in answer.routes), key=lambda row: row.age_s)
+    lines = [route_line(row, names) for row in rows if request is None or told_id(row.request_id).startswith(request)]
+    return RoutesView(policy=answers[0].policy, routes=tuple(lines[:limit]))
+
+
+def route_line(row: RouteRow, names: Mapping[str, str]) -> RouteLine:
+    """An assignment with the names of workers, and the reason. A worker that is gone is named by its lease. Pure."""
+    return RouteLine(
+        request=told_id(row.request_id),
+        endpoint=endpoint_of(row.revision),
+        revision=row.revision,
+        age_s=round(row.age_s, 3),
+        **msgspec.structs.asdict(explained(row, lambda lease: names.get(lease, lease))),
+    )

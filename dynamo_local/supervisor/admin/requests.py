@@ -1,29 +1,109 @@
-"""Lists the requests under way, and has frontends migrate them."""
+"""The requests of a running server, by its frontends: which there are, and how they are migrated.
+
+A frontend answers once for each model that it serves, on the subjects of its own model and of each revision.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
 
+from dynamo_local.bus.nats import Bus
 from dynamo_local.control.answers import MigrationLine, RequestLine, RequestsView, WatcherRow, same_fields
-from dynamo_local.core.errors import UsageError
-from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE, WORKER_ROLES
+from dynamo_local.core.errors import BusError, NobodyListensError, UsageError
+from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE, PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.core.messages.admin import (
     HeldRow,
     MigrationOrder,
+    MigrationReport,
     MigrationResult,
     RequestRow,
     RequestsAnswer,
+    RequestsQuestion,
 )
 from dynamo_local.core.names import endpoint_of, select_watcher, short_watcher
 from dynamo_local.core.request.log import told_id
-from dynamo_local.supervisor.admin.asked import AskedServer
-from dynamo_local.supervisor.admin.frontends import AskedFrontends, Scope, look
-from dynamo_local.supervisor.admin.scopes import shown_model
+from dynamo_local.core.subjects import Subjects
+from dynamo_local.supervisor.admin.asked import AskedServer, ask, known_revisions, shown_model, unanswered
+from dynamo_local.supervisor.admin.watchers import list_watchers
+
+_ANSWER_WITHIN_S = 5.0
+_MIGRATED_WITHIN_S = 120.0
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The requests of one frontend, by its lease, for one revision."""
+
+    frontend: str
+    revision: str
+
+
+@dataclass(frozen=True)
+class AskedFrontends:
+    """The frontends of a running server: its bus, its watchers, and the revisions whose requests are meant (`OWN` is
+    one)."""
+
+    bus: Bus
+    namespace: str
+    rows: Sequence[WatcherRow]
+    revisions: Sequence[str]
+
+    @property
+    def frontends(self) -> dict[str, WatcherRow]:
+        """The frontends, by lease."""
+        return {row.lease: row for row in self.rows if row.role == FRONTEND_ROLE and row.lease is not None}
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Watchers by lease."""
+        return {row.lease: row.watcher for row in self.rows if row.lease is not None}
+
+    async def requests(self, limit: int) -> dict[Scope, RequestsAnswer]:
+        """Ask each frontend for its oldest requests of each revision; one that does not serve a revision has none.
+
+        Raises BusError, DecodeError.
+        """
+        found: dict[Scope, RequestsAnswer] = {}
+        for lease, row in self.frontends.items():
+            scopes = [Scope(lease, revision) for revision in self.revisions]
+            answers = await asyncio.gather(*(self._requests(scope, limit) for scope in scopes))
+            answered = {scope: answer for scope, answer in zip(scopes, answers, strict=True) if answer is not None}
+            if not answered and row.state != "ready":
+                raise unanswered(row.watcher)
+            found |= answered
+        return found
+
+    async def _requests(self, scope: Scope, limit: int) -> RequestsAnswer | None:
+        try:
+            return await self.bus.ask(
+                self._subject(scope), RequestsQuestion(limit), RequestsAnswer, timeout_s=_ANSWER_WITHIN_S
+            )
+        except NobodyListensError:
+            return None
+        except BusError as error:
+            raise unanswered(self.names[scope.frontend]) from error
+
+    def _subject(self, scope: Scope) -> str:
+        return Subjects(self.namespace, scope.revision).requests(scope.frontend)
+
+    async def migrate(self, scope: Scope, order: MigrationOrder) -> tuple[MigrationResult, ...]:
+        """Have a frontend migrate requests of its own. Raises BusError, DecodeError."""
+        lease, subject = scope.frontend, self._subject(scope)
+        report = await ask(self.bus, self.names[lease], subject, order, MigrationReport, timeout_s=_MIGRATED_WITHIN_S)
+        return report.results
+
+
+async def look(server: AskedServer, endpoint: str | None = None) -> tuple[list[WatcherRow], list[str]]:
+    """The watchers of a server, and the revisions whose requests frontends may have: all, or those of an endpoint."""
+    found, board = await asyncio.gather(list_watchers(server), server.board())
+    return found, known_revisions((row.revision for row in found), board, endpoint)
+
 
 _K = TypeVar("_K")
 

@@ -26,7 +26,7 @@ from dynamo_local.core.names import Watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.monitor.top.session import TopSession
 from dynamo_local.supervisor.admin.asked import AskedServer
-from dynamo_local.supervisor.admin.frontends import AskedFrontends, Scope
+from dynamo_local.supervisor.admin.requests import AskedFrontends, Scope
 from dynamo_local.tasks import TaskGuard
 from state.paths import StatePaths
 from tests.integration.conftest import Connect

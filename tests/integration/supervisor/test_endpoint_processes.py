@@ -18,10 +18,10 @@ from dynamo_local.core.errors import UsageError
 from dynamo_local.core.messages.routing import Assignment, AssignRequest
 from dynamo_local.core.planning.actions import Action, AddWorker
 from dynamo_local.core.subjects import Subjects
+from dynamo_local.planner.session import bus_of
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.sdk.graph import load_graph
-from dynamo_local.supervisor.admin.connect import bus_of
 from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
 from dynamo_local.supervisor.server.launch.plan import revision_templates
 from state.files import make_private_directory

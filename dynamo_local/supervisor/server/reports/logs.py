@@ -1,7 +1,8 @@
 """The log files of watchers: `{watcher}.log`. Processes append to them directly. They stay when the server ends.
 
 A process holds its log open in append mode, so a log that is too large is copied and then emptied in place; lines that
-are written between the two are lost. Logs of the previous run are renamed when a server starts.
+are written between the two are lost. Logs of the previous run are renamed when a server starts. Logs of processes on
+other nodes are asked of the server.
 """
 
 from __future__ import annotations
@@ -12,16 +13,22 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from dynamo_local.core.errors import ConfigError, NotRunningError
+from dynamo_local.control.client import ControlClient
+from dynamo_local.control.operations import GET_LOG
+from dynamo_local.core.errors import ConfigError, NotRunningError, StateError, SupervisorError
 from dynamo_local.core.names import MACHINERY, Watcher, endpoint_of, parse_watcher, short_watcher
 from state.files import system_errors
+from state.paths import StatePaths
+from state.statefile.store import StateStore
 
 MAX_BYTES = 20 * 1024 * 1024
 BACKUPS = 3
 CIRCUSD_LOG = "circusd"
 _SUFFIX = ".log"
 _TAIL_BLOCK_BYTES = 64 * 1024
+_MOST_FAR_LINES = 1000
 _HARMLESS = re.compile(r"(\([^()]*pid=\d+\) )?(DEBUG|INFO|WARNING|warning:) ")
 """Begins a line, of vLLM's logs or of ours, after which a process may have been killed."""
 
@@ -178,6 +185,53 @@ class Follower:
             self.offset = 0  # emptied meanwhile
         start, self.offset = self.offset, end
         return tail(self.path, MAX_BYTES, after=start, before=end)
+
+
+def select_far(paths: StatePaths, selector: str | None) -> tuple[str, ...]:
+    """Names of the processes on other nodes that `selector` selects, as `select` takes it; none where no
+    server runs."""
+    try:
+        state = StateStore(paths).read()
+    except (NotRunningError, StateError):
+        return ()
+    return tuple(
+        entry.watcher_name
+        for entry in state.components.values()
+        if entry.holds
+        and entry.node != state.node
+        and (selector is None or selector in selectors(entry.watcher_name, entry.watcher))
+    )
+
+
+@dataclass
+class FarFollower:
+    """Reads a log on another node as it grows, as `Follower` does one here. Nothing can be read of a node
+    that does not answer."""
+
+    client: ControlClient
+    watcher: str
+    _offset: int | None = 0
+    """None: the last lines were asked for, and no answer came."""
+    _last: int = 0
+    """How many of these were asked for."""
+
+    def last_lines(self, lines: int) -> list[str]:
+        """The last lines of the log as it is now: so many, and no more than fit into a message."""
+        self._offset, self._last = None, lines
+        return self._read(lines)
+
+    def new_lines(self) -> list[str]:
+        """The lines that were added since the last call; the last ones if that had no answer."""
+        return self._read(self._last if self._offset is None else _MOST_FAR_LINES)
+
+    def _read(self, lines: int) -> list[str]:
+        query = {"lines": str(lines)} | ({} if self._offset is None else {"after": str(self._offset)})
+        try:
+            found: Any = self.client.do(GET_LOG, query=query, watcher=self.watcher)
+        except (NotRunningError, SupervisorError):
+            return []
+        self._offset = found["end"]
+        return list(found["lines"])
 
 
 def _end_of_last_line(path: Path) -> int:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from dynamo_local.cli.look.route import text_of
 from dynamo_local.core.messages.routes import RouteRow, RoutesAnswer, WeighedWorker
 from dynamo_local.core.routing.explanation import described, header_value
-from dynamo_local.supervisor.admin.routes import view_of
+from dynamo_local.supervisor.admin.handlers import view_of
 
 NAMES = {"a": "ns_VllmWorker", "b": "ns_VllmWorker_1"}
 ROW = RouteRow(

@@ -14,7 +14,7 @@ from dynamo_local.core.fleet.view import Change, FleetView
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.supervisor.admin.asked import AskedServer
 from dynamo_local.supervisor.admin.requests import list_requests
-from dynamo_local.supervisor.admin.status import list_watchers
+from dynamo_local.supervisor.admin.watchers import list_watchers
 from dynamo_local.supervisor.circus.process_registry import Registration
 from state.machine.processes import this_process
 from state.paths import StatePaths

@@ -9,7 +9,7 @@ import pytest
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
-from dynamo_local.supervisor.admin.connect import ask
+from dynamo_local.supervisor.admin.asked import ask
 
 
 class DeafBus:

@@ -10,8 +10,7 @@ from dynamo_local.core.errors import UsageError
 from dynamo_local.core.messages.admin import HeldRow, RequestRow, RequestsAnswer
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.request.log import told_id
-from dynamo_local.supervisor.admin.frontends import Scope
-from dynamo_local.supervisor.admin.requests import _of_frontend, check_destination, meant_by, worker_of
+from dynamo_local.supervisor.admin.requests import Scope, _of_frontend, check_destination, meant_by, worker_of
 
 
 def owned(*request_ids: str) -> tuple[RequestRow, ...]:

@@ -7,7 +7,7 @@ import pytest
 from dynamo_local.control.answers import WatcherRow
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.names import parse_watcher
-from dynamo_local.supervisor.admin.role import worker_to_ask
+from dynamo_local.supervisor.admin.watchers import worker_to_ask
 
 
 def row(watcher: str, role: str, state: str = "ready", lease: str | None = "lease") -> WatcherRow:

@@ -7,7 +7,7 @@ import pytest
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointStatus, EndpointView
-from dynamo_local.supervisor.admin.scopes import endpoint_names, known_revisions, shown_model
+from dynamo_local.supervisor.admin.asked import endpoint_names, known_revisions, shown_model
 
 CHAT = EndpointView(EndpointSpec(name="chat", model="m"), EndpointStatus("updating"), 1.0, 2.0, ("chat",))
 FAILED = EndpointView(EndpointSpec(name="broken", model="m"), EndpointStatus("failed"), 1.0, 2.0)

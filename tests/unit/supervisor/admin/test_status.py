@@ -6,7 +6,7 @@ import pytest
 from dynamo_local.cli.look.ps import _cells, as_table
 from dynamo_local.core.messages.kv import KvWays
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence, ProcessState
-from dynamo_local.supervisor.admin.status import in_order, row
+from dynamo_local.supervisor.admin.watchers import in_order, row
 from state.statefile.model import Component, Resources
 
 WORKER = Component("ns_W", "W", "decode", "cmd", Resources((1,)), lease="l", pid=7)

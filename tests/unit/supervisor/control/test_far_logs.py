@@ -12,11 +12,11 @@ import pytest
 from dynamo_local.control.client import ControlClient
 from dynamo_local.control.operations import GET_LOG
 from dynamo_local.core.errors import SilentNodeError, UsageError
-from dynamo_local.supervisor.admin.far_logs import FarFollower
 from dynamo_local.supervisor.control.api import ControlApi
 from dynamo_local.supervisor.control.reports import LogAnswers
 from dynamo_local.supervisor.places.local import LocalPlaces
 from dynamo_local.supervisor.places.port import LogPart, Places
+from dynamo_local.supervisor.server.reports.logs import FarFollower
 from state.locks import ServerLock
 from state.paths import StatePaths
 from tests.unit.supervisor.control.listening import listening
