@@ -7,8 +7,8 @@ has the table.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import reduce
 from itertools import groupby
 from typing import TypeVar, assert_never
@@ -185,20 +185,14 @@ class LocalActuator:
         places = (await self._ports.places.places()).values()
         reservations = [name for place in places for name in place.reservations]
         left: list[SilentNodeError] = []
-        notes: list[str] = []
+        notes: list[str | None] = []
         for _, together in groupby(next_steps(state, statuses, reservations, self._is_mine), key=type):
-            notes += await side_by_side(self._take_unless_silent(step, left) for step in together)
-        return tuple(note for note in notes if note), left[0] if left else None
-
-    async def _take_unless_silent(self, step: Step, left: list[SilentNodeError]) -> str:
-        """The note of a step that was taken; empty for what its node left unanswered. Others are not to wait for that
-        node."""
-        with _noting_silence(left):
-            return await self._take(step, left)
-        return ""
+            notes += await side_by_side(_unless_silent(self._take(step, left), left) for step in together)
+        return tuple(note for note in notes if note is not None), left[0] if left else None
 
     async def _take(self, step: Step, left: list[SilentNodeError]) -> str:
-        """Take a step, and return a note of it."""
+        """Take a step, and return a note of it. `left`: gets what a node leaves unanswered that is no part of the
+        note."""
         name = step.watcher
         match step:
             case EndUnclaimed():
@@ -209,8 +203,7 @@ class LocalActuator:
                 return f"{name} was reserved and not claimed: its devices are free"
             case ReleaseClaim(devices=devices):
                 await self._books.update(lambda state: _without_claim(state, name))
-                with _noting_silence(left):
-                    await self._ports.places.release(name)
+                await _unless_silent(self._ports.places.release(name), left)
                 held = f"devices {list(devices)}" if devices else "no device"
                 return f"{name} has no process: its claim ({held}) is released"
             case FinishRetiring():
@@ -313,12 +306,13 @@ def _ended_meanwhile() -> SupervisorError:
     return SupervisorError("the server has ended meanwhile", "`dynamo ls` shows the servers that run")
 
 
-@contextmanager
-def _noting_silence(left: list[SilentNodeError]) -> Iterator[None]:
+async def _unless_silent(work: Awaitable[_T], left: list[SilentNodeError]) -> _T | None:
+    """The result of a work; None for what its node leaves unanswered, for which others are not to wait."""
     try:
-        yield
+        return await work
     except SilentNodeError as error:
         left.append(error)
+        return None
 
 
 def _without_claim(state: State, watcher: str) -> State:
