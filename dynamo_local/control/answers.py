@@ -115,21 +115,6 @@ class RequestsView(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int
 
 
-class MigrationLine(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one request's migration. `outcome`: see core/migration/protocol.py. `warm_s`: from the start of the
-    migration to the cut-over. `gap_s`: from the last token before the cut-over to the first one after it; `gap_steps`:
-    the same in engine steps."""
-
-    request: str
-    outcome: str
-    why: str
-    worker: str | None
-    """The destination; None if there was none."""
-    warm_s: float | None
-    gap_s: float | None
-    gap_steps: float | None
-
-
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     """A job of a prefill queue. `state` is "waiting", or "in hand" for one that was delivered at least once. The
     optional fields are None for a message that is no job."""

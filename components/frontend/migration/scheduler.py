@@ -272,7 +272,7 @@ class MigrationScheduler:
         live.migration.end(state, now, stayed=result.outcome == MigrationOutcome.STAYED)
         self.in_flight.end(entry, now, moved=state.cut_at is not None)
         if result.outcome != MigrationOutcome.MIGRATED:
-            _log.info("request %s was not migrated: %s (%s)", result.request_id, result.why, result.outcome)
+            _log.info("request %s was not migrated: %s (%s)", result.request, result.why, result.outcome)
         self.statistics.ended(result, state.reason)
         self.record(migration_event(result, state.reason, *watchers))
         self._begin_due(now)
@@ -327,7 +327,7 @@ def migration_event(result: MigrationResult, reason: str, source: str, destinati
         what,
         why,
         source,
-        request=result.request_id,
+        request=result.request,
         outcome=result.outcome,
         source=source,
         destination=destination,

@@ -13,7 +13,7 @@ from dynamo_local.core.errors import UsageError
 from dynamo_local.core.names import short_watcher
 
 if TYPE_CHECKING:
-    from dynamo_local.control.answers import MigrationLine
+    from dynamo_local.core.messages.admin import MigrationResult
 
 _MIGRATED_WITHIN_S = 150.0
 """Longer than the server waits."""
@@ -55,8 +55,8 @@ def migrate(
     """
     import msgspec
 
-    from dynamo_local.control.answers import MigrationLine
     from dynamo_local.control.operations import MIGRATE
+    from dynamo_local.core.messages.admin import MigrationResult
 
     if (request is None) == (source is None):
         raise UsageError("name either a request or a worker to migrate from", "give REQUEST or --from WATCHER")
@@ -65,11 +65,11 @@ def migrate(
     if as_json:
         print_json(answer)
     else:
-        found = msgspec.convert(answer, list[MigrationLine])
+        found = msgspec.convert(answer, list[MigrationResult])
         click.echo(table(_HEADERS, [_cells(line) for line in found]) if found else "there is no request to migrate")
 
 
-def _cells(line: MigrationLine) -> tuple[str, ...]:
+def _cells(line: MigrationResult) -> tuple[str, ...]:
     gap = "-" if line.gap_s is None else f"{line.gap_s * 1e3:.0f}ms"
     steps = "-" if line.gap_steps is None else f"{line.gap_steps:.1f}"
     return line.request, line.outcome, short_watcher(line.worker or "-"), gap, steps, line.why

@@ -102,15 +102,17 @@ class MigrationOrder(msgspec.Struct, frozen=True, omit_defaults=True, tag="migra
     v: int = VERSION
 
 
-class MigrationResult(msgspec.Struct, frozen=True, omit_defaults=True):
+class MigrationResult(msgspec.Struct, frozen=True):
     """The result for one request. `outcome` is a `MigrationOutcome` (core/migration/protocol.py). `warm_s`: from the
     beginning to the cut; `gap_s`: from the last token before the cut to the first after it; `gap_steps`: the gap in
-    decode steps of the request."""
+    decode steps of the request. Frontends name requests and workers by id and lease; to operators the server names them
+    by the id that the client knows, and by watcher."""
 
-    request_id: str
+    request: str
     outcome: str
     why: str
-    destination: str | None = None
+    worker: str | None = None
+    """The destination; None if there was none."""
     warm_s: float | None = None
     gap_s: float | None = None
     gap_steps: float | None = None

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dynamo_local.bus.nats import Bus
-from dynamo_local.control.answers import MigrationLine, RequestLine, RequestsView, WatcherRow, same_fields
+from dynamo_local.control.answers import RequestLine, RequestsView, WatcherRow, same_fields
 from dynamo_local.core.errors import BusError, NobodyListensError, UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE, PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.core.messages.admin import (
@@ -156,7 +156,7 @@ class MigrationWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cold: bool = False
 
 
-async def migrate(server: AskedServer, wish: MigrationWish) -> list[MigrationLine]:
+async def migrate(server: AskedServer, wish: MigrationWish) -> list[MigrationResult]:
     """Migrate what is wished. Raises UsageError for what cannot be asked, such as a destination of another revision,
     SupervisorError, BusError."""
     if (wish.request is None) == (wish.source is None):
@@ -177,7 +177,10 @@ async def migrate(server: AskedServer, wish: MigrationWish) -> list[MigrationLin
         orders = {scope: MigrationOrder(ids, None, lease_to, wish.cold) for scope, ids in meant.items()}
     check_destination(to, {scope.revision for scope in orders})
     results = await asyncio.gather(*(asked.migrate(scope, order) for scope, order in orders.items()))
-    return [_migration_line(result, asked.names) for each in results for result in each]
+    return [
+        msgspec.structs.replace(each, request=told_id(each.request), worker=_named(each.worker, asked.names))
+        for each in chain.from_iterable(results)
+    ]
 
 
 def check_destination(to: WatcherRow | None, revisions: Collection[str]) -> None:
@@ -249,11 +252,6 @@ def _held_line(row: HeldRow, frontend: str, revision: str) -> RequestLine:
         frontend=frontend,
         held=row.why,
     )
-
-
-def _migration_line(result: MigrationResult, names: Mapping[str, str]) -> MigrationLine:
-    request, worker = told_id(result.request_id), _named(result.destination, names)
-    return MigrationLine(request=request, worker=worker, **same_fields(result, MigrationLine))
 
 
 def _named(lease: str | None, names: Mapping[str, str]) -> str | None:

@@ -147,7 +147,7 @@ async def test_a_migration_from_the_question_to_the_first_token(stage: Stage) ->
     await stage.b.send(taken, 3, 103)
     assert await stage.front.output() == TokenDelta("r1", 2, 3, [103])
     result = await asyncio.wait_for(stage.migrating, DEADLINE_S)
-    assert (result.outcome, result.destination) == ("migrated", "b")
+    assert (result.outcome, result.worker) == ("migrated", "b")
     assert stage.b.keeps_room
     assert stage.front.dispatcher.migrations.statistics.outcomes == {("migrated", "hand"): 1}
     assert stage.front.local.ledger.outstanding("a") == 0
@@ -379,7 +379,7 @@ async def test_who_does_not_answer_is_not_asked_to_take_others_in(
     await frontend.knows(a, b, c)
     migrations, live = frontend.dispatcher.migrations, frontend.dispatcher.table.requests
     first = await asyncio.wait_for(migrations.order(live["r0"], None), DEADLINE_S)
-    assert (first.outcome, first.destination) == ("stayed", "b")
+    assert (first.outcome, first.worker) == ("stayed", "b")
     migrations.order(live["r1"], None)
     question, reply = await c.asked()
     assert question.request_id == "r1"
@@ -417,5 +417,5 @@ async def test_the_destination_is_the_freest(stage: Stage, bus: Bus, subjects: S
     question, reply = await c.asked()
     assert isinstance(question, Reserve)
     await c.answer(reply, "no")
-    assert (await migrating).destination == "c"
+    assert (await migrating).worker == "c"
     assert stage.b.unasked

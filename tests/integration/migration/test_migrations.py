@@ -76,7 +76,7 @@ async def test_a_stream_migrates_in_the_middle(frontend: FakeFrontend, mocked: S
     record = live(frontend, "r").migration
     assert await reader.read() == all_right(asked)
     result = moved.result()
-    assert (result.outcome, result.destination, record.times) == ("migrated", "b", 1)
+    assert (result.outcome, result.worker, record.times) == ("migrated", "b", 1)
     assert result.gap_s is not None
     (event,) = events
     assert event.what.startswith(f"migrated to {watchers['b']}, gap ")
