@@ -130,7 +130,7 @@ class RandomMigrations:
     def _outcome(self, report: MigrationReport) -> str:
         result = report.results[0] if report.results else None
         # A migration that was refused has no destination.
-        outcome = REFUSED if result is None or result.destination is None else result.outcome
+        outcome = REFUSED if result is None or result.worker is None else result.outcome
         if outcome != MigrationOutcome.MIGRATED:
             # Cut before the subject, which would make every reason unique.
             why = "the request is over" if result is None else result.why.partition(" on dyn.")[0]

@@ -15,10 +15,12 @@ from dynamo_local.core.errors import SupervisorError, UsageError
 from dynamo_local.core.planning.actions import Action, AddWorker, DeviceLimits, RemoveWorker, Restart, SwitchRole
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.changes import UNDO_S
-from dynamo_local.supervisor.circus.client import ACTIVE
+from dynamo_local.supervisor.circus.client import ACTIVE, STOPPED
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
+from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from state.statefile.model import Phase, State
 from state.statefile.transitions import claim, set_role
+from tests.unit.state.builders import with_process
 from tests.unit.supervisor.actuator.fake_ports import READY_S, FakePorts, FakeProcess, Killed, blueprint, template
 
 NO_LIMIT = DeviceLimits()
@@ -500,3 +502,29 @@ def test_a_claim_of_a_start_that_never_happened_is_released(fake: FakePorts, act
     notes = asyncio.run(actuator.reconcile())
     assert notes == ("dynamo_VllmWorker_1 has no process: its claim (devices [1]) is released",)
     assert shape(fake.state) == {"dynamo_VllmWorker": (0,)}
+
+
+class LatePorts(FakePorts):
+    """The old process announces itself at the last moment, and is killed."""
+
+    async def end(self, name: str, deadline_s: float) -> None:
+        del self.processes[name]
+        self.watchers[name] = STOPPED
+        self.state = with_process(self.state, name, "late", 4242)
+
+    async def add(self, plan: WatcherPlan) -> None:
+        assert self.state.components[plan.name].lease is None
+        await super().add(plan)
+
+    def is_ready(self, lease: str) -> bool:
+        return lease == "late" or super().is_ready(lease)
+
+
+async def test_the_old_one_is_not_taken_for_the_new_one() -> None:
+    fake = LatePorts()
+    fake.running("VllmWorker", "decode", 0)
+    change = Restart("dynamo_VllmWorker", "decode", even_the_last=True)
+    outcome = await fake.actuator(blueprint(slots=1)).apply(change, DeviceLimits())
+    assert outcome.done, outcome
+    component = fake.state.components["dynamo_VllmWorker"]
+    assert (component.lease, component.phase) == (fake.processes["dynamo_VllmWorker"].lease, None)

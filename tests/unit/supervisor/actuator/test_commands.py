@@ -1,7 +1,10 @@
-"""The changes that `dynamo scale`, `dynamo drain` and `dynamo restart` plan."""
+"""The changes that `dynamo scale`, `dynamo drain` and `dynamo restart` plan, and which planner acts."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,7 +16,7 @@ from dynamo_local.core.errors import DecodeError, DeviceError, SupervisorError, 
 from dynamo_local.core.names import endpoint_named
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker, Restart
 from dynamo_local.supervisor.actuator.changes import claim_worker, devices_held, retire_worker
-from dynamo_local.supervisor.actuator.commands import plan_drain, plan_restart, plan_scaling
+from dynamo_local.supervisor.actuator.commands import ActingPlanner, plan_drain, plan_restart, plan_scaling
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
 from state.files import make_run_directory
 from state.paths import StatePaths
@@ -301,3 +304,32 @@ def test_more_shares_than_fit_are_refused_before_anything_changes() -> None:
         len(plan_scaling(with_shares(freed, plan, 2), plan, {"VllmWorker": 2, "PrefillWorker": 1}, even_the_last=False))
         == 2
     )
+
+
+@pytest.fixture
+def another() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def test_one_planner_acts_until_its_process_ends(another: subprocess.Popen[bytes]) -> None:
+    planner, mine = ActingPlanner("dynamo"), os.getpid()
+    planner.begin(another.pid)
+    planner.begin(another.pid)
+    planner.check(another.pid)
+    with pytest.raises(UsageError, match=f"process {another.pid} is the planner of namespace dynamo already; end it"):
+        planner.begin(mine)
+    with pytest.raises(UsageError, match=f"process {mine} is not the planner that acts"):
+        planner.check(mine)
+    another.kill()
+    another.wait()
+    with pytest.raises(UsageError, match="is not the planner that acts"):
+        planner.check(another.pid)
+    planner.begin(mine)
+    planner.check(mine)
+
+
+def test_a_process_that_is_not_there_does_not_act() -> None:
+    with pytest.raises(UsageError, match="there is no process 0"):
+        ActingPlanner("dynamo").begin(0)

@@ -1,4 +1,5 @@
-"""What a server knows of its own processes: from the start on, while NATS is away, and when an engine has failed."""
+"""What a server knows of its own processes: from the start on, while NATS is away, and when an engine has failed; and
+the revisions and processes that it asks."""
 
 from __future__ import annotations
 
@@ -9,10 +10,13 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from dynamo_local.core.errors import BusError, SupervisorError
+from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.errors import BusError, SupervisorError, UsageError
 from dynamo_local.core.fleet.view import Change, FleetView
+from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
+from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointStatus, EndpointView
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.supervisor.admin.asked import AskedServer
+from dynamo_local.supervisor.admin.asked import AskedServer, ask, endpoint_names, known_revisions, shown_model
 from dynamo_local.supervisor.admin.requests import list_requests
 from dynamo_local.supervisor.admin.watchers import list_watchers
 from dynamo_local.supervisor.circus.process_registry import Registration
@@ -108,3 +112,49 @@ async def test_a_worker_whose_engine_has_failed_says_so_until_another_one_takes_
     assert await told(server) == ("failed", "out of memory")
     watch.observe(replace(READY, lease="another", state="starting"))
     assert await told(server) == ("starting", "")
+
+
+class DeafBus:
+    async def ask(self, subject: str, *_: Any, **__: Any) -> Any:
+        raise BusError(f"no process listens on {subject}")
+
+
+async def test_a_process_that_does_not_answer_is_named() -> None:
+    with pytest.raises(BusError) as caught:
+        await ask(
+            cast("Any", DeafBus()), "ns_Frontend", "dyn.ns.role.a1", RoleQuestion("decode"), RoleAnswer, timeout_s=1
+        )
+    assert str(caught.value) == (
+        "Frontend does not answer; it may have ended or be overloaded: see `dynamo ps` and `dynamo logs Frontend`"
+    )
+
+
+CHAT = EndpointView(EndpointSpec(name="chat", model="m"), EndpointStatus("updating"), 1.0, 2.0, ("chat",))
+FAILED = EndpointView(EndpointSpec(name="broken", model="m"), EndpointStatus("failed"), 1.0, 2.0)
+BOARD = Board(3, (BoardRevision("chat@10", False, ("chat",)), BoardRevision("chat@9", True, ("chat",))), (CHAT, FAILED))
+
+
+def test_revisions_are_those_of_processes_and_of_the_board_after_the_graphs_own() -> None:
+    assert known_revisions(["chat@9", "", "base@2", "chat@9"], BOARD) == ["", "base@2", "chat@9", "chat@10"]
+    assert known_revisions([], None) == [""]
+
+
+def test_the_revisions_of_one_endpoint_do_without_the_graphs_own() -> None:
+    assert known_revisions(["", "base@2"], BOARD, "chat") == ["chat@9", "chat@10"]
+    assert known_revisions(["", "base@2"], None, "base") == ["base@2"]
+    assert known_revisions([""], BOARD, "broken") == []
+
+
+def test_an_endpoint_that_there_is_not_is_refused_and_the_others_are_named() -> None:
+    with pytest.raises(UsageError, match="there is no endpoint 'cha'; there are: base, broken, chat"):
+        known_revisions(["base@2"], BOARD, "cha")
+    with pytest.raises(UsageError, match="there are: none"):
+        known_revisions([""], None, "")
+
+
+def test_names_are_those_of_endpoints_with_or_without_processes() -> None:
+    assert endpoint_names(["", "base@2", "base@3"], BOARD) == ["base", "broken", "chat"]
+
+
+def test_a_model_is_named_by_its_revision() -> None:
+    assert (shown_model("chat@2"), shown_model("")) == ("chat@2", "the server's own model")
