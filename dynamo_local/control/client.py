@@ -11,8 +11,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from dynamo_local.control.absence import absent_server, why_absent
-from dynamo_local.control.errors import error_of
+from dynamo_local.control.errors import absent_server, error_of, why_absent
 from dynamo_local.control.operations import Operation
 from dynamo_local.core.errors import NotRunningError, UnansweredError, UsageError
 from state.files import sockets_of

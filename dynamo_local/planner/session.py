@@ -14,9 +14,8 @@ from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.bus.renewal import follow_address
-from dynamo_local.control.absence import absent_server, why_absent
 from dynamo_local.control.client import ControlClient
-from dynamo_local.control.errors import only_starting
+from dynamo_local.control.errors import absent_server, only_starting, why_absent
 from dynamo_local.core.errors import DecodeError, StateError, SupervisorError
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.planning.endpoints.recording import EndpointRecorder

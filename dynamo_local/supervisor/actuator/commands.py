@@ -32,12 +32,12 @@ from dynamo_local.core.planning.decision import event_of
 from dynamo_local.core.shares import fits, summed
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.actuators import Actuators
-from dynamo_local.supervisor.actuator.changes import devices_held
+from dynamo_local.supervisor.actuator.changes import claim_worker, devices_held
 from dynamo_local.supervisor.control.orders import Orders
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, is_worker, worker_of
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.upkeep.holders import held_by_others
-from state.devices.allocation import allocate, held_by, noun
+from state.devices.allocation import held_by, noun
 from state.machine.processes import alive, start_time
 from state.statefile.model import Component, Owner, State
 from state.statefile.transitions import entries, release, shares_taken
@@ -99,12 +99,8 @@ def _check_packing(
     """Raise DeviceError if the free shares of devices are too small for a worker, each being chosen as at its start."""
     for watcher in leaving:
         state = release(state, watcher)
-    held = shares_taken(state)
     for change in additions:
-        template = blueprint.worker(str(change.component))
-        others = {} if template.virtual else elsewhere
-        found = allocate(blueprint.inventory, held, template.devices, template.service, others, template.share)
-        held |= {device: summed([held.get(device, 0), template.share]) for device in found}
+        state, _ = claim_worker(state, blueprint, change, DeviceLimits(), elsewhere)
 
 
 def plan_drain(state: State, blueprint: Blueprint, watcher: str, *, even_the_last: bool) -> tuple[Action, ...]:
@@ -259,19 +255,13 @@ class WorkerOrders:
     async def drain(self, call: Call) -> OrderView:
         """End one worker in order."""
         order = call.content(WorkerOrder)
-
-        def plan(state: State, blueprint: Blueprint) -> tuple[Action, ...]:
-            return plan_drain(state, blueprint, call.names["watcher"], even_the_last=order.force)
-
+        plan = partial(plan_drain, watcher=call.names["watcher"], even_the_last=order.force)
         return self._begin_planned("drain", call, order, plan)
 
     async def restart(self, call: Call) -> OrderView:
         """Restart a watcher, or all of a service or an endpoint, one after the other. Stops at the first that fails."""
         order = call.content(RestartOrder)
-
-        def plan(state: State, blueprint: Blueprint) -> tuple[Action, ...]:
-            return plan_restart(state, blueprint, order.name, even_the_last=order.force)
-
+        plan = partial(plan_restart, name=order.name, even_the_last=order.force)
         return self._begin_planned("restart", call, order, plan, order.ready_timeout_s, endpoint_named(order.name))
 
     async def begin_planning(self, call: Call) -> dict[str, Any]:

@@ -17,9 +17,8 @@ import msgspec
 from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.control.absence import why_absent
 from dynamo_local.control.descriptions import FleetLook
-from dynamo_local.control.errors import still_starting
+from dynamo_local.control.errors import still_starting, why_absent
 from dynamo_local.core.errors import BusError, NotRunningError, SupervisorError, UsageError
 from dynamo_local.core.fleet.view import PREFILL_ROLE, Change
 from dynamo_local.core.messages.endpoints import Board

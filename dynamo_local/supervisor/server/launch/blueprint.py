@@ -13,7 +13,7 @@ from threading import Lock
 
 import msgspec
 
-from dynamo_local.control.absence import why_absent
+from dynamo_local.control.errors import why_absent
 from dynamo_local.core.errors import DecodeError, StateError, SupervisorError, UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.names import HTTP_PORT_ENV, select_watcher

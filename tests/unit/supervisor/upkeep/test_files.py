@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.control.absence import why_absent
+from dynamo_local.control.errors import why_absent
 from dynamo_local.core.errors import NamespaceBusyError
 from dynamo_local.supervisor.upkeep.files import ServerFiles
 from state.files import make_run_directory, make_sockets, sockets_of
