@@ -17,7 +17,7 @@ from dynamo_local.core.messages.admin import (
     HeldRow,
     MigrationOrder,
     MigrationReport,
-    RequestRow,
+    RequestLine,
     RequestsAnswer,
     RequestsQuestion,
 )
@@ -69,18 +69,18 @@ class FrontendAdmin:
         left_out = len(self._requests) - len(rows) + max(0, len(held) - most)
         return RequestsAnswer(rows, left_out, tuple(held[:most]))
 
-    def _row(self, live: LiveRequest, now: float) -> RequestRow:
+    def _row(self, live: LiveRequest, now: float) -> RequestLine:
         current, began = live.migration.current, live.recovery.epoch_began_at
         survival = live.request.survival
-        return RequestRow(
-            live.request_id,
-            live.log.epoch,
-            live.log.worker,
-            len(live.request.prompt_token_ids),
-            live.log.position,
-            now - live.born_at,
-            None if current is None else current.destination,
-            self._scheduler.why_not(live),
+        return RequestLine(
+            request=live.request_id,
+            worker=live.log.worker,
+            epoch=live.log.epoch,
+            prompt_tokens=len(live.request.prompt_token_ids),
+            tokens=live.log.position,
+            age_s=now - live.born_at,
+            moving_to=None if current is None else current.destination,
+            stays=self._scheduler.why_not(live),
             epoch_age_s=None if began is None else now - began,
             epoch_start=live.recovery.epoch_start,
             migrations=live.migration.times,

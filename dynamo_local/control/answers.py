@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from dynamo_local.core.messages.admin import RequestLine
 from dynamo_local.core.messages.kv import KvWays
 from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.names import LOCAL_NODE
@@ -78,34 +79,6 @@ class WatcherRow(msgspec.Struct, frozen=True, kw_only=True):
     """How KV of other workers gets to this one; None for what is no worker, or announces nothing."""
     node: str = LOCAL_NODE
     """Where the process runs, and whose its pid and devices are; "local": the server's machine."""
-
-
-class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A request under way. Workers are named by their watchers. `stays`: why the request cannot be migrated. The last
-    fields are those of RequestRow (core/messages/admin.py)."""
-
-    request: str
-    worker: str | None
-    endpoint: str = ""
-    """The endpoint that the request is for; empty for the graph's own model."""
-    revision: str = ""
-    """The revision of that endpoint, such as "chat@2"."""
-    epoch: int
-    prompt_tokens: int | None
-    """None: the request is held, and its prompt's length is not known yet."""
-    tokens: int
-    age_s: float
-    moving_to: str | None
-    stays: str | None
-    frontend: str
-    epoch_age_s: float | None = None
-    epoch_start: int = 0
-    migrations: int = 0
-    prefill: str | None = None
-    fidelity: str = "exact"
-    fidelity_because_of: str | None = None
-    held: str | None = None
-    """Why the request is held until a worker is ready; then it has no id yet. None: it is not held."""
 
 
 class RequestsView(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.control.answers import RequestLine, WatcherRow
+from dynamo_local.control.answers import WatcherRow
+from dynamo_local.core.messages.admin import RequestLine
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointView
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.planner import PlannerReport

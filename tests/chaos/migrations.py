@@ -14,7 +14,7 @@ from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.admin import (
     MigrationOrder,
     MigrationReport,
-    RequestRow,
+    RequestLine,
     RequestsAnswer,
     RequestsQuestion,
 )
@@ -104,16 +104,16 @@ class RandomMigrations:
             # Orders that were due while no request could migrate are dropped.
             due_at = max(due_at, loop.time() - _LOOK_EVERY_S)
 
-    def _begin(self, draw: Draw, rows: list[tuple[str, RequestRow]]) -> None:
+    def _begin(self, draw: Draw, rows: list[tuple[str, RequestLine]]) -> None:
         """Take one of the rows, and order its migration in the background, since migrations overlap."""
         lease, row = rows.pop(int(draw.request * len(rows)))
         if not self._has_turn(lease):
             return
         workers = [worker.lease for worker in self._fleet.view.routable() if worker.lease != row.worker]
         chosen = workers[int(draw.destination * len(workers))] if workers and draw.destination is not None else None
-        order = MigrationOrder((row.request_id,), destination=chosen, cold=draw.cold)
-        self._under_way[row.request_id] = lease
-        self._tasks.spawn("an ordered migration", self._order(lease, row.request_id, order))
+        order = MigrationOrder((row.request,), destination=chosen, cold=draw.cold)
+        self._under_way[row.request] = lease
+        self._tasks.spawn("an ordered migration", self._order(lease, row.request, order))
 
     async def _order(self, lease: str, request_id: str, order: MigrationOrder) -> None:
         """Send an order, and count its outcome. Without the bus or the frontend there is no answer."""
@@ -140,14 +140,14 @@ class RandomMigrations:
     def _has_turn(self, lease: str) -> bool:
         return sum(each == lease for each in self._under_way.values()) < MOST_ORDERS
 
-    async def _migratable(self) -> list[tuple[str, RequestRow]]:
+    async def _migratable(self) -> list[tuple[str, RequestLine]]:
         """Return the requests that can migrate, with the leases of their frontends."""
         leases = [each.lease for each in self._fleet.view.members() if each.role == "frontend"]
         asked = await asyncio.gather(*(self._rows(lease) for lease in leases if self._has_turn(lease)))
         rows = [found for of_one in asked for found in of_one]
-        return [(lease, row) for lease, row in rows if row.stays is None and row.request_id not in self._under_way]
+        return [(lease, row) for lease, row in rows if row.stays is None and row.request not in self._under_way]
 
-    async def _rows(self, lease: str) -> list[tuple[str, RequestRow]]:
+    async def _rows(self, lease: str) -> list[tuple[str, RequestLine]]:
         """Return a frontend's requests; none if the frontend does not answer."""
         subject, question = self._subjects.requests(lease), RequestsQuestion(_MOST_ROWS)
         try:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from dynamo_local.cli.endpoints.text import facts_of
 from dynamo_local.cli.output.console import date, facts
-from dynamo_local.control.answers import RequestLine
 from dynamo_local.control.descriptions import EndpointDescription, WatcherDescription
+from dynamo_local.core.messages.admin import RequestLine
 from dynamo_local.core.messages.endpoints import BoardRevision
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load

@@ -12,7 +12,7 @@ from dynamo_local.cli.output.console import print_json, table
 from dynamo_local.core.names import short_watcher
 
 if TYPE_CHECKING:
-    from dynamo_local.control.answers import RequestLine
+    from dynamo_local.core.messages.admin import RequestLine
 
 _HEADERS: tuple[str, ...] = ("REQUEST", "WORKER", "EPOCH", "PROMPT", "TOKENS", "AGE", "MIGRATES")
 _ENDPOINT = "ENDPOINT"

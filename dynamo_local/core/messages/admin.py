@@ -44,20 +44,28 @@ class RequestsQuestion(msgspec.Struct, frozen=True, tag="requests"):
     v: int = VERSION
 
 
-class RequestRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A request under way. `worker` is a lease; None while the request waits for a worker or a prefill worker."""
+class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A request under way. Frontends name requests and workers by id and lease, and leave out what they do not know; to
+    operators the server names them by the id that the client knows, and by watcher."""
 
-    request_id: str
-    epoch: int
+    request: str
     worker: str | None
-    prompt_tokens: int
+    """None while the request waits for a worker or a prefill worker."""
+    endpoint: str = ""
+    """The endpoint that the request is for; empty for the graph's own model."""
+    revision: str = ""
+    """The revision of that endpoint, such as "chat@2"."""
+    epoch: int
+    prompt_tokens: int | None
+    """None: the request is held, and its prompt's length is not known yet."""
     tokens: int
     """Output tokens accepted so far."""
     age_s: float
-    destination: str | None = None
-    """Lease of the destination, while the request is being migrated."""
+    moving_to: str | None = None
+    """The destination, while the request is being migrated."""
     stays: str | None = None
     """Why the request cannot be migrated; None if it can."""
+    frontend: str = ""
     epoch_age_s: float | None = None
     """Time since the current epoch began; None if the request had none yet."""
     epoch_start: int = 0
@@ -67,9 +75,11 @@ class RequestRow(msgspec.Struct, frozen=True, omit_defaults=True):
     prefill: str | None = None
     """State of the remote prefill, in words; None if the decode worker prefills."""
     fidelity: str = "exact"
-    """What becomes of the output elsewhere: a `Fidelity` (core/request/recovery.py) in lower case."""
+    """What becomes of the output elsewhere: a `Fidelity` (core/request/fidelity.py) in lower case."""
     fidelity_because_of: str | None = None
     """Sampling parameter that decides the fidelity."""
+    held: str | None = None
+    """Why the request is held until a worker is ready; then it has no id yet. None: it is not held."""
 
 
 class HeldRow(msgspec.Struct, frozen=True):
@@ -83,7 +93,7 @@ class HeldRow(msgspec.Struct, frozen=True):
 class RequestsAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """A frontend's requests; `left_out` is the number of those beyond the limit."""
 
-    requests: tuple[RequestRow, ...]
+    requests: tuple[RequestLine, ...]
     left_out: int
     held: tuple[HeldRow, ...] = ()
     v: int = VERSION

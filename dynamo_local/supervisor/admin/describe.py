@@ -9,9 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.control.answers import RequestLine, WatcherRow, same_fields
+from dynamo_local.control.answers import WatcherRow, same_fields
 from dynamo_local.control.descriptions import Description, EndpointDescription, WatcherDescription
 from dynamo_local.core.errors import BusError, DecodeError, GraphError, SupervisorError, UsageError
+from dynamo_local.core.messages.admin import RequestLine
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointView
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import LOCAL_NODE, endpoint_of, short_watcher

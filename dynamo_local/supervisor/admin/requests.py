@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from dynamo_local.bus.nats import Bus
-from dynamo_local.control.answers import RequestLine, RequestsView, WatcherRow, same_fields
+from dynamo_local.control.answers import RequestsView, WatcherRow
 from dynamo_local.core.errors import BusError, NobodyListensError, UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE, PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.core.messages.admin import (
@@ -22,7 +22,7 @@ from dynamo_local.core.messages.admin import (
     MigrationOrder,
     MigrationReport,
     MigrationResult,
-    RequestRow,
+    RequestLine,
     RequestsAnswer,
     RequestsQuestion,
 )
@@ -206,7 +206,7 @@ def worker_of(found: Sequence[WatcherRow], watcher: str, *, ready: bool, lease: 
     return row
 
 
-def meant_by(request: str, owned: Mapping[_K, Sequence[RequestRow]]) -> dict[_K, tuple[str, ...]]:
+def meant_by(request: str, owned: Mapping[_K, Sequence[RequestLine]]) -> dict[_K, tuple[str, ...]]:
     """Select requests by the id that a client knows, or its beginning. Pure.
 
     `owned`: the requests by owner, a frontend and a revision. Returns the ids of those selected, by owner. Raises
@@ -215,7 +215,7 @@ def meant_by(request: str, owned: Mapping[_K, Sequence[RequestRow]]) -> dict[_K,
     if not request:
         raise UsageError("no request is named", "`dynamo requests` shows those there are")
     meant = {
-        owner: tuple(row.request_id for row in rows if told_id(row.request_id).startswith(request))
+        owner: tuple(row.request for row in rows if told_id(row.request).startswith(request))
         for owner, rows in owned.items()
     }
     told = sorted({told_id(request_id) for ids in meant.values() for request_id in ids})
@@ -226,15 +226,18 @@ def meant_by(request: str, owned: Mapping[_K, Sequence[RequestRow]]) -> dict[_K,
     return {owner: ids for owner, ids in meant.items() if ids}
 
 
-def _line(row: RequestRow, frontend: str, revision: str, names: Mapping[str, str]) -> RequestLine:
-    told: dict[str, Any] = {
-        "request": told_id(row.request_id),
-        "worker": _named(row.worker, names),
-        "age_s": round(row.age_s, 3),
-        "moving_to": _named(row.destination, names),
-    }
-    of = {"endpoint": endpoint_of(revision), "revision": revision, "frontend": names[frontend]}
-    return RequestLine(**{**same_fields(row, RequestLine), **told, **of})
+def _line(row: RequestLine, frontend: str, revision: str, names: Mapping[str, str]) -> RequestLine:
+    """As a frontend tells it, with the names of operators."""
+    return msgspec.structs.replace(
+        row,
+        request=told_id(row.request),
+        worker=_named(row.worker, names),
+        endpoint=endpoint_of(revision),
+        revision=revision,
+        age_s=round(row.age_s, 3),
+        moving_to=_named(row.moving_to, names),
+        frontend=names[frontend],
+    )
 
 
 def _held_line(row: HeldRow, frontend: str, revision: str) -> RequestLine:
@@ -247,7 +250,6 @@ def _held_line(row: HeldRow, frontend: str, revision: str) -> RequestLine:
         prompt_tokens=None,
         tokens=0,
         age_s=round(row.age_s, 3),
-        moving_to=None,
         stays="it is held",
         frontend=frontend,
         held=row.why,

@@ -18,7 +18,7 @@ from dynamo_local.control.answers import WatcherRow
 from dynamo_local.control.descriptions import FleetLook
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import BusError
-from dynamo_local.core.messages.admin import AdminRequest, MigrationOrder, RequestRow, RequestsAnswer
+from dynamo_local.core.messages.admin import AdminRequest, MigrationOrder, RequestLine, RequestsAnswer
 from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointStatus, EndpointView
 from dynamo_local.core.messages.prefill import PrefillJob, QueueLength
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load, Presence
@@ -108,7 +108,7 @@ async def test_frontends_are_asked_for_each_revision_that_they_serve(
     bus: Bus, connect: Connect, subjects: Subjects
 ) -> None:
     serving = await connect()
-    request = RequestRow("cmpl-1", 1, "w", 5, 3, 1.0)
+    request = RequestLine(request="cmpl-1", epoch=1, worker="w", prompt_tokens=5, tokens=3, age_s=1.0)
 
     async def on_question(question: AdminRequest, answer: Answer) -> None:
         assert not isinstance(question, MigrationOrder)

@@ -6,10 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from dynamo_local.cli.output.description import text_of
-from dynamo_local.control.answers import RequestLine, WatcherRow
+from dynamo_local.control.answers import WatcherRow
 from dynamo_local.control.descriptions import EndpointDescription, WatcherDescription
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import UsageError
+from dynamo_local.core.messages.admin import RequestLine
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointStatus, EndpointView, ServedAdapter
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load

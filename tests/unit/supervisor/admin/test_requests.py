@@ -5,16 +5,19 @@ from __future__ import annotations
 import pytest
 
 from dynamo_local.cli.requests.requests import as_table
-from dynamo_local.control.answers import RequestLine, WatcherRow
+from dynamo_local.control.answers import WatcherRow
 from dynamo_local.core.errors import UsageError
-from dynamo_local.core.messages.admin import HeldRow, RequestRow, RequestsAnswer
+from dynamo_local.core.messages.admin import HeldRow, RequestLine, RequestsAnswer
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.request.log import told_id
 from dynamo_local.supervisor.admin.requests import Scope, _of_frontend, check_destination, meant_by, worker_of
 
 
-def owned(*request_ids: str) -> tuple[RequestRow, ...]:
-    return tuple(RequestRow(request_id, 1, "w", 10, 5, 1.0) for request_id in request_ids)
+def owned(*request_ids: str) -> tuple[RequestLine, ...]:
+    return tuple(
+        RequestLine(request=request_id, epoch=1, worker="w", prompt_tokens=10, tokens=5, age_s=1.0)
+        for request_id in request_ids
+    )
 
 
 def row(watcher: str, role: str, state: str = "ready", lease: str | None = "lease") -> WatcherRow:
