@@ -33,7 +33,7 @@ from dynamo_local.core.shares import fits, summed
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.actuators import Actuators
 from dynamo_local.supervisor.actuator.changes import claim_worker, devices_held
-from dynamo_local.supervisor.control.orders import Orders
+from dynamo_local.supervisor.control.api import Orders
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, is_worker, worker_of
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.upkeep.holders import held_by_others
@@ -250,19 +250,21 @@ class WorkerOrders:
             elsewhere = held_by_others(blueprint, state)
             return plan_scaling(state, blueprint, order.targets, even_the_last=order.force, elsewhere=elsewhere)
 
-        return self._begin_planned("scale", call, order, plan, order.ready_timeout_s)
+        make = partial(self._make_planned, plan, "`dynamo scale`")
+        return self._begin("scale", call, order, make, order.ready_timeout_s)
 
     async def drain(self, call: Call) -> OrderView:
         """End one worker in order."""
         order = call.content(WorkerOrder)
         plan = partial(plan_drain, watcher=call.names["watcher"], even_the_last=order.force)
-        return self._begin_planned("drain", call, order, plan)
+        return self._begin("drain", call, order, partial(self._make_planned, plan, "`dynamo drain`"))
 
     async def restart(self, call: Call) -> OrderView:
         """Restart a watcher, or all of a service or an endpoint, one after the other. Stops at the first that fails."""
         order = call.content(RestartOrder)
         plan = partial(plan_restart, name=order.name, even_the_last=order.force)
-        return self._begin_planned("restart", call, order, plan, order.ready_timeout_s, endpoint_named(order.name))
+        make = partial(self._make_planned, plan, "`dynamo restart`")
+        return self._begin("restart", call, order, make, order.ready_timeout_s, endpoint_named(order.name))
 
     async def begin_planning(self, call: Call) -> dict[str, Any]:
         """Have a planner be the only one that acts."""
@@ -282,18 +284,6 @@ class WorkerOrders:
             return (await self._make(order.action, limits, why, actuator, check),)
 
         return self._begin("planner", call, order, make, order.ready_timeout_s)
-
-    def _begin_planned(
-        self,
-        command: str,
-        call: Call,
-        order: AnyOrder,
-        plan: Plan,
-        ready_deadline_s: float | None = None,
-        endpoint: str = "",
-    ) -> OrderView:
-        make = partial(self._make_planned, plan, f"`dynamo {command}`")
-        return self._begin(command, call, order, make, ready_deadline_s, endpoint)
 
     def _begin(
         self,

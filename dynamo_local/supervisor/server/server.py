@@ -21,8 +21,7 @@ from dynamo_local.supervisor.actuator.commands import ActingPlanner, WorkerOrder
 from dynamo_local.supervisor.admin.asked import AskedServer
 from dynamo_local.supervisor.admin.handlers import admin_handlers
 from dynamo_local.supervisor.circus.client import CircusClient
-from dynamo_local.supervisor.control.api import ControlApi, ControlSocket
-from dynamo_local.supervisor.control.orders import Orders
+from dynamo_local.supervisor.control.api import ControlApi, ControlSocket, Orders
 from dynamo_local.supervisor.control.reports import EventAnswers, LogAnswers
 from dynamo_local.supervisor.diagnosis import tell_findings
 from dynamo_local.supervisor.jobs import Jobs

@@ -18,8 +18,7 @@ from dynamo_local.core.errors import DeviceError, NotRunningError, UnansweredErr
 from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, DeviceLimits
 from dynamo_local.planner import server_orders as module
 from dynamo_local.planner.server_orders import ServerOrders
-from dynamo_local.supervisor.control.api import ControlApi
-from dynamo_local.supervisor.control.orders import Orders
+from dynamo_local.supervisor.control.api import ControlApi, Orders
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.tasks import TaskGuard
 from state.locks import ServerLock

@@ -15,9 +15,8 @@ from dynamo_local.control.client import ControlClient
 from dynamo_local.control.operations import SCALE, Call
 from dynamo_local.control.orders import OrderView, carry_out
 from dynamo_local.core.errors import SupervisorError, UsageError
-from dynamo_local.supervisor.control.api import ControlApi
+from dynamo_local.supervisor.control.api import AT_ONCE, KEPT, ControlApi, Orders
 from dynamo_local.supervisor.control.http import application
-from dynamo_local.supervisor.control.orders import AT_ONCE, KEPT, Orders
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.tasks import TaskGuard
 from state.locks import ServerLock
