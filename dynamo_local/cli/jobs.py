@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynamo_local.cli.arguments import completion_values
-from dynamo_local.cli.arguments.options import JSON_HELP, namespace_option, paths_of_store
-from dynamo_local.cli.command_group import CommandGroup
-from dynamo_local.cli.output.console import date, facts, print_json, table
+from dynamo_local.cli import completion
+from dynamo_local.cli.commands import CommandGroup
+from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of_store
+from dynamo_local.cli.output import date, facts, print_json, table
 from dynamo_local.core.errors import ItemAbsentError
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ _ENDS = ("failed", "completed", "expired", "cancelled")
 """Statuses of batches that have ended."""
 
 _json_option = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
-_task_argument = click.argument("task_id", metavar="TASK", shell_complete=completion_values.nothing)
-_batch_argument = click.argument("batch_id", metavar="BATCH", shell_complete=completion_values.nothing)
+_task_argument = click.argument("task_id", metavar="TASK", shell_complete=completion.nothing)
+_batch_argument = click.argument("batch_id", metavar="BATCH", shell_complete=completion.nothing)
 
 
 @click.group(cls=CommandGroup)
@@ -85,7 +85,7 @@ def cancel(task_id: str, namespace: str, *, as_json: bool) -> None:
 
 
 @task.command()
-@click.argument("key", metavar="[KEY]", required=False, shell_complete=completion_values.keys)
+@click.argument("key", metavar="[KEY]", required=False, shell_complete=completion.keys)
 @namespace_option
 @_json_option
 def secret(key: str | None, namespace: str, *, as_json: bool) -> None:
@@ -278,7 +278,7 @@ def _owner_of(key: str | None, paths: StatePaths) -> str:
 
 def _url_of(namespace: str) -> str:
     """Return the address of the server that runs. Raises NotRunningError."""
-    from dynamo_local.cli.arguments.options import paths_of
+    from dynamo_local.cli.options import paths_of
     from dynamo_local.core.errors import NotRunningError
     from state.record import read_record
 

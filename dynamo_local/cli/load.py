@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynamo_local.cli.arguments.numbers import FiniteRange
-from dynamo_local.cli.command_group import CommandGroup
+from dynamo_local.cli.commands import CommandGroup
+from dynamo_local.cli.options import FiniteRange
 from dynamo_local.core.errors import UsageError
 
 if TYPE_CHECKING:

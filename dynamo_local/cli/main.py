@@ -9,9 +9,7 @@ from collections.abc import Sequence
 import click
 
 from dynamo_local import __version__
-from dynamo_local.cli.command_group import LazyGroup
-from dynamo_local.cli.commands import EXAMPLES, GROUPS
-from dynamo_local.cli.usage_errors import in_words
+from dynamo_local.cli.commands import EXAMPLES, GROUPS, LazyGroup, in_words
 from dynamo_local.core.errors import DynamoError, UsageError
 
 INTERRUPTED = 130

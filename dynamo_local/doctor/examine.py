@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dynamo_local.control.answers import Finding
-from dynamo_local.doctor.endpoints import check_endpoints
 from dynamo_local.doctor.gpus import check_gpus, find_gpus
-from dynamo_local.doctor.hub import check_hub
-from dynamo_local.doctor.kernel import check_kernel
-from dynamo_local.doctor.machine import check_machine
-from dynamo_local.doctor.network import check_network
-from dynamo_local.doctor.servers import check_servers, server_processes, told_by_servers
+from dynamo_local.doctor.machine import check_kernel, check_machine
+from dynamo_local.doctor.network import check_hub, check_network
+from dynamo_local.doctor.servers import check_endpoints, check_servers, server_processes, told_by_servers
 from dynamo_local.doctor.software import check_software, installed_versions, torch_cuda, vllm_build
 from dynamo_local.doctor.storage import check_storage
 

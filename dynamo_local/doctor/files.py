@@ -1,4 +1,4 @@
-"""Small files of /proc and /sys, and sizes. What cannot be read is None."""
+"""Small files of /proc and /sys, the namespaces of the state folder, and sizes. What cannot be read is None."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from dynamo_local.core.errors import ConfigError
+from state.paths import KEPT, StatePaths
+
 GIB = 2**30
 MIB = 2**20
 OTHERS = 0o077
 """What other users may do, in the mode of a file."""
+
+_OURS = frozenset({"json", "lock", "run", *KEPT})
 
 
 def text_of(path: str | Path) -> str | None:
@@ -45,3 +50,18 @@ def size_of(folder: Path, at_most_files: int = 20_000) -> int | None:
 def shown_bytes(size: int) -> str:
     """A size for people: "512 MiB", "3.2 GiB"."""
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"
+
+
+def namespaces(root: Path) -> list[StatePaths]:
+    """The paths of the namespaces, sorted by name. Empty if the folder cannot be read."""
+    names: set[str] = set()
+    with suppress(OSError):
+        for path in root.iterdir():
+            name, _, rest = path.name.partition(".")
+            if rest.partition(".")[0] in _OURS:
+                names.add(name)
+    found: list[StatePaths] = []
+    for name in sorted(names):
+        with suppress(ConfigError):
+            found.append(StatePaths(root, name))
+    return found

@@ -1,9 +1,10 @@
-"""Running servers, and what crashed ones have left."""
+"""Running servers, what crashed ones have left, the registries of endpoints, and repairs that do no harm."""
 
 from __future__ import annotations
 
 import os
 import socket
+import stat
 import tempfile
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -11,17 +12,21 @@ from pathlib import Path
 
 import msgspec
 
-from dynamo_local.control.answers import Finding, ok, warn
+from dynamo_local.control.answers import Finding, fail, ok, warn
 from dynamo_local.control.client import ControlClient
 from dynamo_local.control.operations import DIAGNOSE
-from dynamo_local.core.errors import DynamoError
-from dynamo_local.doctor.namespaces import namespaces
-from dynamo_local.supervisor.diagnosis import Server, look_at, server
-from state.files import sockets_of
-from state.locks import server_pid
+from dynamo_local.core.errors import DynamoError, NamespaceBusyError, StateError
+from dynamo_local.doctor.files import OTHERS, namespaces
+from dynamo_local.doctor.storage import state_folders
+from dynamo_local.supervisor.diagnosis import Server, failed_endpoints, look_at, server
+from state.documents import decode
+from state.endpoints.registry import REGISTRY, has_registry, read_registry
+from state.files import DIRECTORY_MODE, FILE_MODE, sockets_of, system_errors
+from state.locks import ServerLock, server_pid
 from state.machine.processes import ProcFs, alive, descendants, pids
 from state.paths import Sockets, StatePaths
 from state.remains import SHARED_MEMORY, segment_prefix, segments_of
+from state.statefile.leftovers import clear_leftovers, leftovers
 from state.statefile.store import StateStore
 
 _TOLD_WITHIN_S = 1.0
@@ -140,3 +145,94 @@ def owner_lives(paths: StatePaths) -> bool:
     except DynamoError:
         return False
     return alive(owner.pid, owner.start_time)
+
+
+def check_endpoints(root: Path, told: Mapping[str, Sequence[Finding]]) -> Iterator[Finding]:
+    """Findings for each namespace of the state folder that has a registry. `told`: see `told_by_servers`."""
+    for paths in namespaces(root):
+        if has_registry(paths):
+            yield from _registry(paths, told)
+
+
+def open_files(paths: StatePaths) -> list[Path]:
+    """Files of a registry, of ours, that other users can read or write."""
+    return [path for path in (paths.registry_file, paths.registry_copy) if path.exists() and _is_open(path)]
+
+
+def _registry(paths: StatePaths, told: Mapping[str, Sequence[Finding]]) -> Iterator[Finding]:
+    check, opened = f"endpoints {paths.namespace}", list(_opened(paths))
+    try:
+        number, damage = len(read_registry(paths).entries), _damage(paths)
+    except StateError as error:
+        yield fail(check, error.cause, error.remedy or "look at the permissions of the state folder")
+        yield from opened
+        return
+    if damage is not None:
+        yield warn(check, damage, "nothing: the next change of an endpoint, or start of the server, writes both")
+    elif not opened:
+        yield ok(check, f"{number} in the registry")
+    yield from opened
+    yield from told[paths.namespace][1:] if paths.namespace in told else failed_endpoints(paths)
+
+
+def _opened(paths: StatePaths) -> Iterator[Finding]:
+    if found := open_files(paths):
+        names = " ".join(map(str, found))
+        remedy = f"`dynamo doctor --fix`, or: chmod 600 {names}"
+        yield warn(f"endpoints {paths.namespace}", f"other users can open {names}", remedy)
+
+
+def _damage(paths: StatePaths) -> str | None:
+    """Which of the two files of a registry is damaged or missing, with the reason."""
+    for path in (paths.registry_file, paths.registry_copy):
+        try:
+            decode(REGISTRY, path.read_bytes())
+        except OSError as error:
+            return f"{path} cannot be read ({error.strerror}); the other one of its two files is whole"
+        except StateError as error:
+            return f"{path} is damaged ({error.cause}); the other one of its two files is whole"
+    return None
+
+
+def _is_open(path: Path) -> bool:
+    found = path.stat()
+    return found.st_uid == os.geteuid() and bool(stat.S_IMODE(found.st_mode) & OTHERS)
+
+
+def repair(root: Path) -> list[str]:
+    """Close our folders and registries to other users, and remove what dead servers have left. Returns a line for each
+    thing done. Raises StateError."""
+    done = [*close_folders(root), *close_registries(root)]
+    for each in servers(root):
+        if each.is_clearable:
+            done += _clear(StatePaths(root, each.namespace))
+    return done
+
+
+def close_folders(root: Path) -> list[str]:
+    """Give our folders that others can open the mode 0700. The cache is left alone: its files are no secret."""
+    done: list[str] = []
+    for folder in state_folders(root):
+        if folder.is_open:
+            with system_errors(f"cannot close {folder.path} to others"):
+                Path(folder.path).chmod(DIRECTORY_MODE)
+            done.append(f"closed {folder.path} to other users")
+    return done
+
+
+def close_registries(root: Path) -> list[str]:
+    """Give files of registries that others can open the mode 0600."""
+    found = [path for paths in namespaces(root) for path in open_files(paths)]
+    for path in found:
+        with system_errors(f"cannot close {path} to others"):
+            path.chmod(FILE_MODE)
+    return [f"closed {path} to other users" for path in found]
+
+
+def _clear(paths: StatePaths) -> list[str]:
+    # A server may have been started since the look: the lock tells, and keeps others from starting meanwhile.
+    with suppress(NamespaceBusyError), ServerLock(paths) as lock:
+        if not owner_lives(paths) and not leftovers(paths, ProcFs().snapshot()):
+            notes = list(clear_leftovers(lock))
+            return notes or [f"removed the lock of a crashed server: {paths.server_lock}"]
+    return []

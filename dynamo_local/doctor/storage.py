@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynamo_local.control.answers import Finding, fail, ok, warn
-from dynamo_local.doctor.files import GIB, MIB, OTHERS, shown_bytes, size_of
-from dynamo_local.doctor.namespaces import namespaces
+from dynamo_local.doctor.files import GIB, MIB, OTHERS, namespaces, shown_bytes, size_of
 from state.files import nearest, room
 from state.paths import Sockets, StatePaths
 

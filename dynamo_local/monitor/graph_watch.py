@@ -19,7 +19,7 @@ from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.monitor.snapshot import Snapshot
+from dynamo_local.monitor.metrics import Snapshot
 
 _log = logging.getLogger(__name__)
 

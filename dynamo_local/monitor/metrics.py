@@ -1,4 +1,5 @@
-"""The values of the metrics in snapshots of the graph and of endpoints. What is unknown has no value.
+"""What is known of the graph and of endpoints at one moment, and the values of the metrics in it. What is unknown has
+no value.
 
 The frontend's /metrics has the metrics of the whole server, since the frontend receives all presences.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import get_args
 
@@ -17,8 +18,11 @@ from dynamo_local.core.fleet.view import AGGREGATED_ROLE, DECODE_ROLE, ENGINE_RO
 from dynamo_local.core.histogram import Histogram
 from dynamo_local.core.messages.endpoints import EndpointState, EndpointView
 from dynamo_local.core.messages.planner import PlannerReport
+from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load, Presence, ProcessState
 from dynamo_local.core.migration.protocol import REASONS, MigrationOutcome
+from dynamo_local.core.usage.records import UsageRecord
+from dynamo_local.core.usage.totals import FAILED_FROM
 from dynamo_local.monitor.families import (
     ASSIGNMENTS,
     COLD,
@@ -65,11 +69,15 @@ from dynamo_local.monitor.families import (
     ROUTED_TOKENS,
     RUNNING,
     TAKEN,
+    USAGE_CACHED,
+    USAGE_OUTPUT,
+    USAGE_PROMPT,
+    USAGE_REQUESTS,
+    USAGE_SECONDS,
     WAITING,
     WORKERS,
     Metric,
 )
-from dynamo_local.monitor.snapshot import Snapshot
 
 _ROUTER_COUNTS = {
     ROUTED_TOKENS: "routed_tokens",
@@ -79,10 +87,28 @@ _ROUTER_COUNTS = {
     OUT_OF_STEP: "out_of_step",
 }
 """Metrics of routers, with the names of their counts."""
-
-
 ByClass = tuple[str, str]
 """A model and a class of priority."""
+MOST_KEYS = 1000
+"""Keys that have series of their own. What later ones use counts in the totals alone."""
+_Series = tuple[Metric, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A graph or a revision of an endpoint at one moment. `at` is CLOCK_MONOTONIC, in seconds. None: unknown, or there
+    is no such part."""
+
+    at: float
+    members: tuple[Presence, ...] = ()
+    routable: frozenset[str] = frozenset()
+    """Leases of the processes that may be given work, in any role."""
+    starts: Counter[str] = field(default_factory=Counter)
+    """Number of processes of each watcher since the watch began."""
+    queue: QueueLength | None = None
+    planner: PlannerReport | None = None
+    decisions: Counter[bool] = field(default_factory=Counter)
+    """Number of the planner's decisions since the watch began, by whether they had outcomes."""
 
 
 @dataclass(frozen=True)
@@ -298,3 +324,40 @@ def _known(labels: tuple[str, ...], values: Mapping[Metric, float | None]) -> It
     for metric, value in values.items():
         if value is not None:
             yield Sample(metric, labels, value)
+
+
+class UsageCounts:
+    """Counts by model, and by model and key."""
+
+    def __init__(self, most_keys: int = MOST_KEYS) -> None:
+        self._most_keys = most_keys
+        self._keys: set[str] = set()
+        self._totals: dict[_Series, float] = {}
+        self._by_key: dict[_Series, float] = {}
+
+    def note(self, record: UsageRecord) -> None:
+        """Count a request."""
+        self._add(self._totals, record, "")
+        key = record.key or ""
+        if len(self._keys) < self._most_keys:
+            self._keys.add(key)
+        if key in self._keys:
+            self._add(self._by_key, record, key)
+
+    def samples(self, *, by_key: bool) -> Iterator[Sample]:
+        """Return the counts by model; with `by_key`, which is for administrators, by model and key instead."""
+        for (metric, labels), value in (self._by_key if by_key else self._totals).items():
+            yield Sample(metric, labels, value)
+
+    @staticmethod
+    def _add(counts: dict[_Series, float], record: UsageRecord, key: str) -> None:
+        outcome = "failed" if record.status >= FAILED_FROM else "ok"
+        labels = record.endpoint, key
+        for series, value in (
+            ((USAGE_REQUESTS, (*labels, outcome)), record.requests),
+            ((USAGE_PROMPT, labels), record.prompt),
+            ((USAGE_CACHED, labels), record.cached),
+            ((USAGE_OUTPUT, labels), record.output),
+            ((USAGE_SECONDS, labels), record.seconds),
+        ):
+            counts[series] = counts.get(series, 0.0) + value

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from dynamo_local.cli.serving.endpoint_tools import EndpointToolMaker
+from dynamo_local.cli.served_endpoints import EndpointToolMaker
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.sizing.machine import GIB
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService

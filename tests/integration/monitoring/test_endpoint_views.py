@@ -24,7 +24,7 @@ from dynamo_local.core.messages.prefill import PrefillJob, QueueLength
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load, Presence
 from dynamo_local.core.names import Watcher
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.monitor.top.session import TopSession
+from dynamo_local.monitor.top import TopSession
 from dynamo_local.supervisor.admin.asked import AskedServer
 from dynamo_local.supervisor.admin.requests import AskedFrontends, Scope
 from dynamo_local.tasks import TaskGuard

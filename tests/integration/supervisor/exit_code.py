@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from dynamo_local.cli.main import INTERRUPTED
-from dynamo_local.cli.output.console import Console
+from dynamo_local.cli.output import Console
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.supervisor.server.controlled import Controller
 from dynamo_local.supervisor.server.launch.launch import Launch

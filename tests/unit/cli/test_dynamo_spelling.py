@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.cli.main import run
-from dynamo_local.cli.server.dynamo_spelling import REMEDIES, join_values, port_in
+from dynamo_local.cli.serve import REMEDIES, join_values, port_in
 from dynamo_local.core.errors import ConfigError
 
 REPOSITORY = Path(__file__).parents[3]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_local.cli.endpoints.text import as_json_text, ordered_text
+from dynamo_local.cli.endpoint_text import as_json_text, ordered_text
 from dynamo_local.cli.main import run
 from dynamo_local.control.operations import CREATE_ENDPOINT, UPDATE_ENDPOINT, Operation
 from dynamo_local.core.endpoints.checks import read_spec

@@ -8,7 +8,7 @@ import click
 from click.testing import CliRunner
 
 from components.planner import Planner, PlannerSettings
-from dynamo_local.cli.workers.planner import planner
+from dynamo_local.cli.planner import planner
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.sdk import schema_of, spec_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo_local.cli.workers.scale import parse_targets
+from dynamo_local.cli.workers import parse_targets
 from dynamo_local.core.errors import UsageError
 
 

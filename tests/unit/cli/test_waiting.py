@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo_local.cli.server.waiting import missing, missing_endpoints, missing_of_endpoint
+from dynamo_local.cli.waiting import missing, missing_endpoints, missing_of_endpoint
 from dynamo_local.control.answers import WatcherRow
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import EndpointFailedError

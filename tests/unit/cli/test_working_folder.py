@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.cli.working_folder import leave_unusable_folder
+from dynamo_local.cli.serve import leave_unusable_folder
 
 SHOW = (
-    "from pathlib import Path; from dynamo_local.cli.working_folder import leave_unusable_folder\n"
+    "from pathlib import Path; from dynamo_local.cli.serve import leave_unusable_folder\n"
     "print(leave_unusable_folder(), Path.cwd())"
 )
 

@@ -15,10 +15,8 @@ from typing import Any
 import pytest
 
 from dynamo_local.doctor.files import size_of
-from dynamo_local.doctor.hub import cache_folder, check_hub
-from dynamo_local.doctor.network import check_network
-from dynamo_local.doctor.repair import repair
-from dynamo_local.doctor.servers import servers
+from dynamo_local.doctor.network import cache_folder, check_hub, check_network
+from dynamo_local.doctor.servers import repair, servers
 from dynamo_local.supervisor.diagnosis import Server
 from state.files import nearest
 from state.locks import ServerLock

@@ -12,10 +12,18 @@ import pytest
 from dynamo_local.control.answers import Finding, any_failed
 from dynamo_local.doctor.files import GIB, MIB, shown_bytes
 from dynamo_local.doctor.gpus import Gpu, Gpus, check_gpus
-from dynamo_local.doctor.hub import hub, token
-from dynamo_local.doctor.kernel import clock, ptrace, scheduling
-from dynamo_local.doctor.machine import cores, memory, open_files, processor, shared_memory, system
-from dynamo_local.doctor.network import bypasses_proxy, default_port, proxies
+from dynamo_local.doctor.machine import (
+    clock,
+    cores,
+    memory,
+    open_files,
+    processor,
+    ptrace,
+    scheduling,
+    shared_memory,
+    system,
+)
+from dynamo_local.doctor.network import bypasses_proxy, default_port, hub, proxies, token
 from dynamo_local.doctor.servers import foreign_segments, foreign_sockets
 from dynamo_local.doctor.software import nats_server, packages, python, requirements_of, torch, vllm
 from dynamo_local.doctor.storage import Folder, cache_folder, disk, state_folder

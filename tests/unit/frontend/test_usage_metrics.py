@@ -19,7 +19,7 @@ from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.core.usage.records import UsageRecord
 from dynamo_local.monitor.exposition import collected, expose
-from dynamo_local.monitor.usage_counts import UsageCounts
+from dynamo_local.monitor.metrics import UsageCounts
 from state.paths import StatePaths
 from tests.unit.frontend.asgi_driver import Answer, call, scope
 

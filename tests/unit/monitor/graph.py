@@ -7,7 +7,7 @@ from collections import Counter
 from dynamo_local.core.messages.planner import DecisionReport, PlannerReport, RoleReport
 from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Counts, EndedMigrations, EngineInfo, Load, MigrationCounts, Presence
-from dynamo_local.monitor.snapshot import Snapshot
+from dynamo_local.monitor.metrics import Snapshot
 
 NOW = 1000.0
 LOAD = Load(running=3, waiting=1, kv_usage=0.75, kv_pinned=0.0, preempted_tokens=10, recomputed_tokens=30)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.monitor.rates import WINDOW_S, Rates
+from dynamo_local.monitor.scraping import WINDOW_S, Rates
 
 TOKENS = ("worker", "tokens")
 

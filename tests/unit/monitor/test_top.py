@@ -13,10 +13,9 @@ from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.planner import DecisionReport
 from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Counts
-from dynamo_local.monitor.rates import Rates
-from dynamo_local.monitor.scraping import FrontendFigures, ReadFigures, totals_by_model
-from dynamo_local.monitor.top.screen import drawn
-from dynamo_local.monitor.top.view import SHOWN_EVENTS, EventRow, TopView, note_counts, recent, view_of
+from dynamo_local.monitor.scraping import FrontendFigures, Rates, ReadFigures, totals_by_model
+from dynamo_local.monitor.screen import drawn
+from dynamo_local.monitor.top import SHOWN_EVENTS, EventRow, TopView, note_counts, recent, view_of
 from tests.unit.monitor.graph import DECODE, FRONTEND, MOVES, NOW, REPORT, ROUTER, STARTING, snapshot
 
 FIGURES = FrontendFigures(in_flight=12, requests_per_s=3.25, ttft_s=0.0421, inter_token_s=1.5)

@@ -15,10 +15,9 @@ from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.planner import EndpointReport
 from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Counts, Load, Presence
-from dynamo_local.monitor.rates import Rates
-from dynamo_local.monitor.scraping import FrontendFigures, ReadFigures
-from dynamo_local.monitor.top.screen import drawn
-from dynamo_local.monitor.top.view import TopView, note_counts, recent, view_of
+from dynamo_local.monitor.scraping import FrontendFigures, Rates, ReadFigures
+from dynamo_local.monitor.screen import drawn
+from dynamo_local.monitor.top import TopView, note_counts, recent, view_of
 from tests.unit.monitor.graph import DECODE, NOW, REPORT, ROUTER, snapshot
 
 

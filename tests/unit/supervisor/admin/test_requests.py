@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo_local.cli.requests.requests import as_table
+from dynamo_local.cli.requests import table_of_requests
 from dynamo_local.control.answers import WatcherRow
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.messages.admin import HeldRow, RequestLine, RequestsAnswer
@@ -132,12 +132,14 @@ def test_a_request_that_is_held_is_shown_with_its_reason() -> None:
         10,
     )
     assert (found.endpoint, found.age_s, found.held, left_out) == ("chat", 3.5, "endpoint chat is asleep", 2)
-    shown = as_table([found]).splitlines()[1].split()
+    shown = table_of_requests([found]).splitlines()[1].split()
     assert shown == ["-", "chat", "held", "-", "-", "-", "3.5s", "waits:", "endpoint", "chat", "is", "asleep"]
 
 
 def test_the_table_has_a_column_of_endpoints_only_if_a_request_is_for_one() -> None:
-    assert as_table([line("cmpl-1")]).split()[:3] == ["REQUEST", "WORKER", "EPOCH"]
-    header, first, second = (text.split() for text in as_table([line("cmpl-1"), line("cmpl-2", "chat")]).splitlines())
+    assert table_of_requests([line("cmpl-1")]).split()[:3] == ["REQUEST", "WORKER", "EPOCH"]
+    header, first, second = (
+        text.split() for text in table_of_requests([line("cmpl-1"), line("cmpl-2", "chat")]).splitlines()
+    )
     assert header[:3] == ["REQUEST", "ENDPOINT", "WORKER"]
     assert (first[:3], second[:3]) == (["cmpl-1", "-", "W"], ["cmpl-2", "chat", "W"])

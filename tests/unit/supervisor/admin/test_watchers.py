@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from dynamo_local.cli.look.ps import _cells, as_table
+from dynamo_local.cli.look import _ps_cells, table_of_processes
 from dynamo_local.control.answers import WatcherRow
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.messages.kv import KvWays
@@ -75,7 +75,7 @@ def test_a_worker_that_lends_no_kv_says_why() -> None:
     presence = msgspec.structs.replace(says("ready"), engine=engine, load=Load(0, 0, 0.0), url=None)
     found = row(WORKER, "active", (7,), presence, "")
     assert found.no_transfer == "the model keeps a state"
-    assert _cells(found)[-1] == "0 running, 0 waiting, KV 0%, no KV transfer: the model keeps a state"
+    assert _ps_cells(found)[-1] == "0 running, 0 waiting, KV 0%, no KV transfer: the model keeps a state"
     assert row(WORKER, "active", (7,), says("ready"), "").no_transfer is None
 
 
@@ -97,7 +97,7 @@ def test_a_worker_says_how_kv_crosses_machines(kv: KvWays, told: str) -> None:
     engine = EngineInfo("vllm", "m", 1024, 16, 64, 8)
     presence = msgspec.structs.replace(says("ready"), engine=engine, load=Load(0, 0, 0.0), url=None)
     found = msgspec.structs.replace(row(WORKER, "active", (7,), presence, ""), kv=kv)
-    assert _cells(found)[-1] == f"0 running, 0 waiting, KV 0%{told}"
+    assert _ps_cells(found)[-1] == f"0 running, 0 waiting, KV 0%{told}"
 
 
 def test_workers_of_endpoints_have_their_endpoint_and_come_after_the_graphs_own_by_revision() -> None:
@@ -121,8 +121,8 @@ def test_an_endpoint_whose_processes_have_ended_has_no_row_and_a_service_of_the_
 def test_the_table_has_a_column_of_endpoints_only_if_there_are_any() -> None:
     own = row(WORKER, "active", (7,), says("ready"), "")
     chat = row(msgspec.structs.replace(WORKER, watcher_name="ns_chat@2_W"), "active", (7,), None, "")
-    assert "ENDPOINT" not in as_table([own])
-    header, first, second = (line.split() for line in as_table([own, chat]).splitlines())
+    assert "ENDPOINT" not in table_of_processes([own])
+    header, first, second = (line.split() for line in table_of_processes([own, chat]).splitlines())
     assert header[:3] == ["WATCHER", "ENDPOINT", "COMPONENT"]
     assert (first[:3], second[:3]) == (["W", "-", "W"], ["chat@2_W", "chat", "W"])
 

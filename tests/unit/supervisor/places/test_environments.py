@@ -13,7 +13,7 @@ from dynamo_local.supervisor.places.environments import check_environment, conne
 
 def test_a_server_on_this_machine_imports_nothing_of_a_cluster() -> None:
     program = (
-        "import dynamo_local.cli.serving.serving, dynamo_local.supervisor.server.server, sys\n"
+        "import dynamo_local.cli.serving, dynamo_local.supervisor.server.server, sys\n"
         "import dynamo_local.supervisor.server.nodes, dynamo_local.supervisor.node.server\n"
         "print([name for name in sys.modules if name == 'ray' or name.startswith(('ray.', 'dynamo_local.ray'))])"
     )

@@ -1,1 +1,0 @@
-"""Options that several commands share, types of their values, and values that the shell completes."""

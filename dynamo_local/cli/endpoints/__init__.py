@@ -1,1 +1,0 @@
-"""`dynamo endpoint`: the models that a server serves beside each other."""

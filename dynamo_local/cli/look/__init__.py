@@ -1,1 +1,0 @@
-"""Commands that show a server and what happens to it."""

@@ -1,1 +1,0 @@
-"""What commands print: tables, descriptions, events and lines of logs."""

@@ -1,1 +1,0 @@
-"""Commands about requests and the prefill queue."""

@@ -1,0 +1,202 @@
+"""Output of `dynamo serve` where it starts nothing: of --dry-run, --explain and --help-engine."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dynamo_local.cli.choosing import Decided
+from dynamo_local.cli.output import table
+from dynamo_local.core.errors import UsageError
+from dynamo_local.core.shares import shown_devices
+from dynamo_local.core.sizing.machine import size
+from dynamo_local.core.suggestions import suggest
+from dynamo_local.engine.vllm.arguments import VllmKey, described_vllm, every_argument
+from dynamo_local.engine.vllm.command_line import REFUSED
+from dynamo_local.sdk.config.redaction import redact, shown
+from dynamo_local.supervisor.server.launch.launch import Launch
+
+if TYPE_CHECKING:
+    from dynamo_local.core.endpoints.spec import EndpointSpec
+    from dynamo_local.sdk.config.resolved import ResolvedService
+    from dynamo_local.supervisor.server.launch.templates import WatcherPlan
+
+_OF_ENDPOINTS = ("ENDPOINT", "MODEL", "WORKERS", "DEVICES EACH", "ARGUMENTS")
+
+_WIDTH = 100
+_INDENT = " " * 6
+_TITLES = {"options": "General"}
+
+
+def plan_as_json(launch: Launch, endpoints: Sequence[EndpointSpec] = ()) -> str:
+    """Return the plan as JSON, with secrets masked. `endpoints`: those that the server would serve."""
+    plan = {
+        "namespace": launch.graph.namespace,
+        "http": launch.http.url,
+        "bus": _bus(launch),
+        "device_kind": launch.inventory.kind,
+        "devices": {str(device.id): device.name for device in launch.inventory.devices},
+        "watchers": [_planned_watcher(watcher) for watcher in launch.services],
+        "graph": launch.graph.redacted(),
+        "endpoints": [redact("", msgspec.to_builtins(spec)) for spec in endpoints],
+    }
+    return msgspec.json.format(msgspec.json.encode(plan), indent=2).decode()
+
+
+def plan_as_text(launch: Launch, endpoints: Sequence[EndpointSpec] = ()) -> str:
+    """Return the plan as text, with secrets masked."""
+    graph = launch.graph.redacted()
+    watchers = [_watcher_cells(watcher) for watcher in launch.services]
+    configuration = [cells for service in graph.services for cells in _configuration(service)]
+    parts = [
+        f"graph      {graph.target} in namespace {graph.namespace}\n"
+        f"API        {launch.http.url}\n"
+        f"NATS       {_bus(launch)}\n"
+        f"devices    {len(launch.inventory.devices)} of kind {launch.inventory.kind}",
+        table(("WATCHER", "ROLE", "DEVICES", "COMMAND"), watchers),
+    ]
+    if endpoints:
+        parts.append(table(_OF_ENDPOINTS, [_endpoint(spec) for spec in endpoints]))
+    if configuration:
+        parts.append(table(("SERVICE", "KEY", "VALUE"), configuration))
+    return "\n\n".join(parts)
+
+
+def _bus(launch: Launch) -> str:
+    return "started with the graph" if launch.bus is None else launch.bus.shown
+
+
+def _endpoint(spec: EndpointSpec) -> tuple[str, ...]:
+    from dynamo_local.cli.endpoint_text import bounds_of, model_of
+
+    args = ", ".join(f"{key}={shown(key, value)}" for key, value in spec.args.items())
+    return spec.name, model_of(spec), bounds_of(spec), "-" if spec.gpu is None else f"{spec.gpu:g}", args or "-"
+
+
+def _planned_watcher(plan: WatcherPlan) -> dict[str, Any]:
+    return {
+        "watcher": plan.name,
+        "component": plan.watcher.service,
+        "role": plan.role,
+        "devices": plan.devices,
+        "share": plan.share,
+        "cmd": shlex.join(plan.argv),
+        "environment": {name: redact(name, value) for name, value in sorted(plan.environment.items())},
+    }
+
+
+def _watcher_cells(plan: WatcherPlan) -> tuple[str, ...]:
+    return plan.name, plan.role, shown_devices(plan.devices, plan.share) or "-", shlex.join(plan.argv)
+
+
+def _configuration(service: ResolvedService) -> Iterator[tuple[str, str, str]]:
+    arguments: dict[str, float] = {"workers": service.workers, "gpu": service.gpu, "cpu": service.cpu}
+    for key, number in arguments.items():
+        yield service.name, f"ServiceArgs.{key}", f"{number:g}"
+    for name, value in service.envs.items():
+        yield service.name, f"ServiceArgs.envs.{name}", shown(name, value)
+    for key, value in service.config.items():
+        yield service.name, key, shown(key, value)
+
+
+def choices_as_json(model: str, launch: Launch, decided: Sequence[Decided]) -> str:
+    """Return the decisions as JSON."""
+    document = {
+        "model": model,
+        "served_as": _served(launch),
+        "graph": launch.graph.target,
+        "workers": {service.name: service.workers for service in launch.graph.services if service.gpu},
+        "device_kind": launch.inventory.kind,
+        "devices": {str(device.id): device.name for device in launch.inventory.devices},
+        "chosen": [
+            {"setting": one.setting, "value": one.value, "services": one.services, "reason": one.reason}
+            for one in decided
+        ],
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+
+
+def choices_as_text(model: str, launch: Launch, decided: Sequence[Decided]) -> str:
+    """Return the decisions as text: a table, and what was left open."""
+    workers = ", ".join(f"{service.workers} {service.name}" for service in launch.graph.services if service.gpu)
+    devices = ", ".join(device.name for device in launch.inventory.devices)
+    names = _served(launch)
+    served = f", served as {', '.join(names)}" if names else ""
+    head = f"model      {model}{served}\ngraph      {launch.graph.target}: {workers}\ndevices    {devices}"
+    rows = [(one.setting, _shown_value(one), ", ".join(one.services) or "-", one.reason) for one in decided]
+    if not rows:
+        return f"{head}\n\nNothing was chosen: everything is given."
+    return f"{head}\n\n{table(('SETTING', 'VALUE', 'FOR', 'WHY'), rows)}"
+
+
+def _served(launch: Launch) -> list[str]:
+    """The names that clients use; empty where vLLM takes the model's own."""
+    return list(launch.graph.root.config.get("served-model-name") or ())
+
+
+def _shown_value(one: Decided) -> str:
+    value: Any = one.value
+    if value is None:
+        return "none"
+    if one.setting.endswith("-bytes"):
+        return size(value)
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def engine_help(pattern: str) -> str:
+    """The options whose group, name or help has the pattern, in any case; "" is all. Raises UsageError for none."""
+    arguments = every_argument()
+    groups: dict[str, list[VllmKey]] = {}
+    for argument in arguments.values():
+        groups.setdefault(_TITLES.get(argument.group, argument.group), []).append(argument)
+    wanted = pattern.lower().replace("_", "-").lstrip("-")
+    named = {title: keys for title, keys in groups.items() if wanted in (title.lower(), _short(title))}
+    found = named or {title: [key for key in keys if _matches(key, wanted)] for title, keys in groups.items()}
+    if not any(found.values()):
+        raise UsageError(f"no option of vLLM has {pattern!r}", suggest(pattern, groups, "its groups are"))
+    head = f"Options of vLLM {described_vllm()}, as `dynamo serve` takes them. Groups: {', '.join(sorted(groups))}."
+    parts = [textwrap.fill(head, _WIDTH)]
+    for title in sorted(found):
+        if found[title]:
+            parts.append("\n".join([f"{title}:", *(line for key in found[title] for line in _option_lines(key))]))
+    return "\n\n".join(parts)
+
+
+def _short(title: str) -> str:
+    """A group as people name it: "cache" for "CacheConfig"."""
+    return title.lower().removesuffix("config")
+
+
+def _matches(key: VllmKey, wanted: str) -> bool:
+    return wanted in key.name or wanted in key.help.lower()
+
+
+def _option_lines(key: VllmKey) -> Iterator[str]:
+    names = ", ".join((*key.aliases, f"--{key.name}"))
+    yield f"  {names}{_option_value(key)}"
+    if key.name in REFUSED:
+        yield from _filled(f"Not taken: {REFUSED[key.name]}.")
+        return
+    said = [f"{key.help}."] if key.help and not key.help.startswith("API docs") else []
+    if key.default not in (None, "") and key.kind != "bool":
+        said.append(f"[default: {key.default}]")
+    if said:
+        yield from _filled(" ".join(said))
+
+
+def _option_value(key: VllmKey) -> str:
+    if key.kind == "bool":
+        return f", --no-{key.name}"
+    if key.choices:
+        return f" {{{','.join(map(str, key.choices))}}}"
+    return {"list": " ITEM...", "dict": " JSON", "int": " N", "float": " X"}.get(key.kind, " VALUE")
+
+
+def _filled(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)

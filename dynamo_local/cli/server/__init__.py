@@ -1,1 +1,0 @@
-"""Commands that start, set and stop a server."""

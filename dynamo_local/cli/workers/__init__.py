@@ -1,1 +1,0 @@
-"""Commands that change the workers of a running server."""
