@@ -20,8 +20,7 @@ from dynamo_local.core.metrics.shares import counters, ended_together, together
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.log_once import LogOnce
 from dynamo_local.monitor.exposition import CONTENT_TYPE, collected, families, written
-from dynamo_local.monitor.families import FRONTENDS, FRONTENDS_UNREAD, across_frontends
-from dynamo_local.monitor.metrics import Sample
+from dynamo_local.monitor.metrics import FRONTENDS, FRONTENDS_UNREAD, Sample, across_frontends
 
 _log = logging.getLogger(__name__)
 

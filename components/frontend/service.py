@@ -53,9 +53,16 @@ from dynamo_local.core.names import HTTP_HOST_ENV, HTTP_PORT_ENV
 from dynamo_local.core.ports import Dispatcher
 from dynamo_local.engine.vllm.arguments import LOGGING, adapter_schema, engine_schema, server_schema
 from dynamo_local.monitor.exposition import expose
-from dynamo_local.monitor.families import HOLD_SECONDS, MIGRATION_GAP_SECONDS, MIGRATION_GAP_STEPS
 from dynamo_local.monitor.graph_watch import GraphWatch
-from dynamo_local.monitor.metrics import Distribution, ModelState, Sample, samples
+from dynamo_local.monitor.metrics import (
+    HOLD_SECONDS,
+    MIGRATION_GAP_SECONDS,
+    MIGRATION_GAP_STEPS,
+    Distribution,
+    ModelState,
+    Sample,
+    samples,
+)
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.process.listener import LISTENER_ENV, bind, take_over
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, combine, depends, schema_of, service

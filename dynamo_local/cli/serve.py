@@ -295,6 +295,7 @@ def serve(
     from dynamo_local.cli.served_endpoints import endpoints_in, has_ordered
     from dynamo_local.cli.serving import Mode, Serving
     from dynamo_local.engine.vllm.command_line import parse
+    from dynamo_local.supervisor.server.launch.prepare import ServeRequest
     from dynamo_local.supervisor.server.settings import ServerSettings
 
     left = leave_unusable_folder()
@@ -315,23 +316,25 @@ def serve(
     endpoints, forget = endpoints_in(config), options["forget"]
     unnamed = not line.targets and model is None
     alone = endpoints is not None or (unnamed and not forget and has_ordered(namespace))
-    serving = Serving.of(line, wishes, model, alone=alone)
-    serving = replace(
-        serving,
-        config=config,
-        namespace=namespace,
-        nats_url=nats_url,
-        nats_ca=nats_ca,
-        bus_host=bus_host,
-        cpu_slots=cpu_slots,
-        forkserver=forkserver,
-        endpoints=endpoints or (),
-        forget=forget,
-        environment=options["environment"],
-        cluster_address=options["address"],
-        kv_network=options["kv_network"],
-        kv_stream=options["kv_stream"],
+    request = ServeRequest(
+        "",
+        config,
+        line.overrides,
+        namespace,
+        model,
+        nats_url,
+        nats_ca,
+        bus_host,
+        cpu_slots,
+        forkserver,
+        line.flags,
+        endpoints or (),
+        forget,
+        options["environment"],
+        options["address"],
     )
+    serving = Serving.of(line.targets, wishes, request, alone=alone)
+    serving = replace(serving, kv_network=options["kv_network"], kv_stream=options["kv_stream"])
     if mode is not Mode.START:
         click.echo(serving.described(host, port, mode, as_json=options["as_json"]))
         return

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, auto
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -26,12 +26,10 @@ from dynamo_local.cli.output import Console
 from dynamo_local.cli.serve_output import choices_as_json, choices_as_text, plan_as_json, plan_as_text
 from dynamo_local.cli.served_endpoints import EndpointsChooser, EndpointToolMaker, check_settings, specs_of
 from dynamo_local.core.endpoints.devices import devices_together
-from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import ConfigError, UsageError
 from dynamo_local.core.fleet.view import AGGREGATED_ROLE
 from dynamo_local.core.sizing.machine import counted
 from dynamo_local.engine.vllm.arguments import OF_SERVER
-from dynamo_local.engine.vllm.command_line import CommandLine
 from dynamo_local.engine.vllm.variables import REFUSED
 from dynamo_local.sdk.config.flags import Flag, kv_network_flag, kv_stream_flag
 from dynamo_local.sdk.config.schema import check_variables
@@ -67,53 +65,39 @@ class Mode(Enum):
 
 @dataclass(frozen=True)
 class Serving:
-    """The command line, as far as it says what is to be served. `model`: of a graph, by --model."""
+    """What is to be served. `request`: the command line, before the graph is chosen and `wishes` are added."""
 
     target: Target
     wishes: Wishes
-    overrides: tuple[str, ...] = ()
-    flags: tuple[Flag, ...] = ()
-    model: str | None = None
-    config: Path | None = None
-    namespace: str | None = None
-    nats_url: str | None = None
-    nats_ca: Path | None = None
-    bus_host: str | None = None
-    cpu_slots: int | None = None
-    forkserver: bool = True
-    endpoints: tuple[EndpointSpec, ...] = ()
-    forget: bool = False
-    environment: str = LOCAL
-    cluster_address: str | None = None
+    request: ServeRequest
     kv_network: str | None = None
     kv_stream: bool = False
 
     @classmethod
-    def of(cls, line: CommandLine, wishes: Wishes, model: str | None, *, alone: bool = False) -> Serving:
-        """`alone`: there are endpoints, so that neither model nor graph need be named. Raises UsageError if no target
-        is named, or two are."""
-        flags = tuple(flag for flag in line.flags if flag.path != (_MODEL,))
-        # A file for `vllm serve --config` names the model as well.
-        model = next((flag.text for flag in line.flags if flag.path == (_MODEL,)), None) if model is None else model
+    def of(cls, targets: Sequence[str], wishes: Wishes, request: ServeRequest, *, alone: bool = False) -> Serving:
+        """`request`: what is given beside the targets and `wishes`. `alone`: there are endpoints, so that neither model
+        nor graph need be named. Raises UsageError if no target is named, or two are."""
+        flags, model = tuple(flag for flag in request.flags if flag.path != (_MODEL,)), request.model
+        if model is None:
+            # A file for `vllm serve --config` names the model as well.
+            model = next((flag.text for flag in request.flags if flag.path == (_MODEL,)), None)
         if model is not None and not model.strip():
             raise UsageError(
                 "--model is empty", "name a folder, a Hugging Face id, or one of smollm2, random, quickstart"
             )
-        if len(line.targets) > 1:
-            raise UsageError(f"{line.targets[1]!r} is one argument too many", "write values as --key=value")
-        if not line.targets and model is None and alone:
-            return cls(Target(OF_ENDPOINTS, is_graph=True), wishes, line.overrides, _no_flags(flags))
-        if not line.targets and model is None:
+        if len(targets) > 1:
+            raise UsageError(f"{targets[1]!r} is one argument too many", "write values as --key=value")
+        if not targets and model is None and alone:
+            return cls(Target(OF_ENDPOINTS, is_graph=True), wishes, replace(request, flags=_no_flags(flags)))
+        if not targets and model is None:
             raise UsageError(
                 "no graph named, and no model",
                 "write `dynamo serve MODEL` or `dynamo serve MODULE:SERVICE`, or list endpoints in a file (-f)",
             )
-        target = parse_target(line.targets[0] if line.targets else str(model))
-        if target.is_graph:
-            return cls(target, wishes, line.overrides, flags, model)
-        if line.targets and model is not None:
+        target = parse_target(targets[0] if targets else str(model))
+        if not target.is_graph and targets and model is not None:
             raise UsageError(f"two models are named, {target.name} and {model}", "leave out --model")
-        return cls(target, wishes, line.overrides, flags)
+        return cls(target, wishes, replace(request, model=model if target.is_graph else target.name, flags=flags))
 
     def described(self, host: str, port: int, mode: Mode, *, as_json: bool) -> str:
         """The text of --explain and --dry-run. Raises UsageError for what could not be started."""
@@ -123,7 +107,7 @@ class Serving:
         explained = mode is Mode.EXPLAIN
         looks = explained or not self.target.is_graph or self._of_endpoints
         launch = prepare(
-            self._request(),
+            self._whole_request(),
             HttpAddress(host, port),
             os.environ,
             source.named if looks else None,
@@ -132,7 +116,7 @@ class Serving:
         )
         if explained:
             text = choices_as_json if as_json else choices_as_text
-            return text(self.model or self.target.name, launch, chooser.decided)
+            return text(self.request.model or self.target.name, launch, chooser.decided)
         slots = self._chosen_lines(launch, chooser) if self._of_endpoints else []
         for note in (*_notes(launch), *slots):
             click.echo(note, err=True)
@@ -147,35 +131,24 @@ class Serving:
         # Before a model is fetched, which takes time; and again for the workers, which are known only afterwards.
         check_room(state_root(os.environ))
         chooser, source = self._chooser(report, fetches_weights=True)
-        launch = prepare(self._request(), address, os.environ, source.named, source.obtain, chooser)
+        launch = prepare(self._whole_request(), address, os.environ, source.named, source.obtain, chooser)
         check_room(launch.paths.root, launch.own_templates, launch.inventory.kind)
         for line in (*_notes(launch), *self._chosen_lines(launch, chooser)):
             report.step(line)
         tools = EndpointToolMaker.at_start(launch.probed, self._kv_flags)
-        serve(launch, settings, report, endpoint_controller(tools, forks=self.forkserver))
+        serve(launch, settings, report, endpoint_controller(tools, forks=self.request.forkserver))
 
-    def _request(self) -> ServeRequest:
+    def _whole_request(self) -> ServeRequest:
         check_variables(os.environ, REFUSED)
         self._check_endpoints()
         self._check_kv()
-        graph = graph_of(self.target, self.wishes)
-        return ServeRequest(
-            graph,
-            self.config,
-            (*overrides_of(self.wishes), *self.overrides),
-            self.namespace,
-            self.model if self.target.is_graph else self.target.name,
-            self.nats_url,
-            self.nats_ca,
-            self.bus_host,
-            self.cpu_slots,
-            self.forkserver,
-            # Where endpoints are all that is served, these are for their workers alone.
-            self.flags if self._of_endpoints else (*self.flags, *self._kv_flags),
-            self.endpoints,
-            self.forget,
-            self.environment,
-            self.cluster_address,
+        # Where endpoints are all that is served, these are for their workers alone.
+        flags = () if self._of_endpoints else self._kv_flags
+        return replace(
+            self.request,
+            target=graph_of(self.target, self.wishes),
+            overrides=(*overrides_of(self.wishes), *self.request.overrides),
+            flags=(*self.request.flags, *flags),
         )
 
     @property
@@ -187,12 +160,12 @@ class Serving:
         """Raises UsageError. Endpoints' workers would only fail."""
         if self.kv_network and self.kv_stream:
             raise UsageError("--kv-network and --kv-stream exclude each other", "KV crosses machines in one way")
-        check_kv_network(self.kv_network, here=self.environment == LOCAL)
+        check_kv_network(self.kv_network, here=self.request.environment == LOCAL)
 
     def _check_endpoints(self) -> None:
         """Raise ConfigError for settings of the file's endpoints that nothing takes: a server that starts would have
         endpoints that fail."""
-        for spec in self.endpoints:
+        for spec in self.request.endpoints:
             try:
                 check_settings(spec)
             except UsageError as error:
@@ -208,14 +181,14 @@ class Serving:
         sized = not self.target.is_graph
         # The settings of other graphs do not depend on endpoints.
         served = sized or self._of_endpoints
-        specs = specs_of(self.namespace, self.endpoints, forget=self.forget) if served else ()
+        specs = specs_of(self.request.namespace, self.request.endpoints, forget=self.request.forget) if served else ()
         if self._of_endpoints:
-            return EndpointsChooser(specs, self.cpu_slots, clustered=self.environment != LOCAL), source
+            return EndpointsChooser(specs, self.request.cpu_slots, clustered=self.request.environment != LOCAL), source
         # One more, for the next revision of an endpoint.
         slots = devices_together(specs)[0] + 1 if specs else 0
         beside = bool(specs)
         chooser = ModelChooser(
-            source.facts, self.wishes, sized, self.cpu_slots, beside_endpoints=beside, endpoint_slots=slots
+            source.facts, self.wishes, sized, self.request.cpu_slots, beside_endpoints=beside, endpoint_slots=slots
         )
         return chooser, source
 

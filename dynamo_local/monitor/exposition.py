@@ -16,8 +16,7 @@ from prometheus_client.registry import Collector
 
 from dynamo_local.core.histogram import Histogram, added_up
 from dynamo_local.core.messages.metrics import Kind, MetricFamily, MetricSample
-from dynamo_local.monitor.families import Metric
-from dynamo_local.monitor.metrics import Distribution, Sample
+from dynamo_local.monitor.metrics import Distribution, Metric, Sample
 
 Read = Callable[[], Iterable[Sample]]
 ReadDistributions = Callable[[], Iterable[Distribution]]

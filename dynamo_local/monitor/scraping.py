@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from dynamo_local.monitor.families import HELD, IN_FLIGHT, USAGE_CACHED, USAGE_PROMPT
+from dynamo_local.monitor.metrics import HELD, IN_FLIGHT, USAGE_CACHED, USAGE_PROMPT
 
 WINDOW_S = 5.0
 """Time over which rates are means, in seconds. Shorter means change too fast to be read."""

@@ -22,8 +22,7 @@ from components.frontend.keys.ticket import current_ticket
 from dynamo_local.core.http.asgi import Event, Scope, Send
 from dynamo_local.core.usage.records import LEFT, Counted, Tally, UsageRecord
 from dynamo_local.engine.vllm.frontend.counting import counting
-from dynamo_local.monitor.families import USAGE_LOST, USAGE_PENDING
-from dynamo_local.monitor.metrics import Sample, UsageCounts
+from dynamo_local.monitor.metrics import USAGE_LOST, USAGE_PENDING, Sample, UsageCounts
 from state.paths import StatePaths
 from state.usage.journal import UsageJournal
 

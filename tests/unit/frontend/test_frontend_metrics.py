@@ -18,8 +18,7 @@ from dynamo_local.core.fleet.view import FRONTEND_ROLE, FleetView
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.monitor.exposition import collected, expose
-from dynamo_local.monitor.families import IN_FLIGHT, PLANNER_ACTS, PLANNER_DEVICES, USAGE_PROMPT
-from dynamo_local.monitor.metrics import Sample
+from dynamo_local.monitor.metrics import IN_FLIGHT, PLANNER_ACTS, PLANNER_DEVICES, USAGE_PROMPT, Sample
 
 SUBJECTS = Subjects("ns")
 

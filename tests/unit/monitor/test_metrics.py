@@ -20,8 +20,15 @@ from dynamo_local.core.messages.planner import EndpointReport, PlannerReport
 from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.monitor.exposition import expose
-from dynamo_local.monitor.families import METRICS, MIGRATION_GAP_SECONDS
-from dynamo_local.monitor.metrics import Distribution, FrontendState, ModelState, Snapshot, samples
+from dynamo_local.monitor.metrics import (
+    METRICS,
+    MIGRATION_GAP_SECONDS,
+    Distribution,
+    FrontendState,
+    ModelState,
+    Snapshot,
+    samples,
+)
 from tests.unit.core.messages.messages_strategies import planner_reports, presences
 from tests.unit.monitor.graph import DECODE, REPORT, ROUTER, STARTING, snapshot
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dynamo_local.core import codec
 from dynamo_local.core.messages.metrics import MetricFamily, MetricSample, MetricsAnswer, MetricShare
 from dynamo_local.core.metrics.shares import MOST_ENDED, counters, ended_together, later, together
-from dynamo_local.monitor.families import across_frontends
+from dynamo_local.monitor.metrics import across_frontends
 
 VALUES = st.integers(0, 1_000).map(float)
 LEASES = st.sampled_from("abcd")
