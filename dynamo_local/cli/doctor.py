@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dynamo_local.cli.options import JSON_HELP
+from dynamo_local.cli.options import json_option
 
 if TYPE_CHECKING:
     from dynamo_local.control.answers import Finding
@@ -24,7 +24,7 @@ _FAILED = 1
     help="Repair what is safe: remove what dead servers have left, and close the state folder to other users. "
     "No process is ended.",
 )
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@json_option
 def doctor(fix: bool, as_json: bool) -> int:
     """Check this machine: finding and remedy for each problem.
 

@@ -10,7 +10,7 @@ import click
 
 from dynamo_local.cli import completion
 from dynamo_local.cli.commands import CommandGroup
-from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of_store
+from dynamo_local.cli.options import json_option, namespace_option, paths_of_store
 from dynamo_local.cli.output import date, facts, print_json, table
 from dynamo_local.core.errors import ItemAbsentError
 
@@ -24,7 +24,6 @@ _BATCH_HEADERS = ("BATCH", "STATUS", "DONE", "FAILED", "LINES", "OWNER", "CREATE
 _ENDS = ("failed", "completed", "expired", "cancelled")
 """Statuses of batches that have ended."""
 
-_json_option = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 _task_argument = click.argument("task_id", metavar="TASK", shell_complete=completion.nothing)
 _batch_argument = click.argument("batch_id", metavar="BATCH", shell_complete=completion.nothing)
 
@@ -44,7 +43,7 @@ def task() -> None:
 @task.command(name="list")
 @click.option("--all", "with_ended", is_flag=True, help="Also those that have ended.")
 @namespace_option
-@_json_option
+@json_option
 def list_(namespace: str, *, with_ended: bool, as_json: bool) -> None:
     """List the asynchronous tasks of the server that have not ended, the newest first."""
     tasks = _listed("task", namespace, with_ended=with_ended)
@@ -57,7 +56,7 @@ def list_(namespace: str, *, with_ended: bool, as_json: bool) -> None:
 @task.command()
 @_task_argument
 @namespace_option
-@_json_option
+@json_option
 def show(task_id: str, namespace: str, *, as_json: bool) -> None:
     """Show asynchronous task TASK. What was asked and answered is its owner's, and not shown."""
     from dynamo_local.control.operations import GET_JOB
@@ -72,7 +71,7 @@ def show(task_id: str, namespace: str, *, as_json: bool) -> None:
 @task.command()
 @_task_argument
 @namespace_option
-@_json_option
+@json_option
 def cancel(task_id: str, namespace: str, *, as_json: bool) -> None:
     """Cancel asynchronous task TASK, which then has failed. One that has a result keeps it."""
     from dynamo_local.control.operations import CANCEL_JOB
@@ -87,7 +86,7 @@ def cancel(task_id: str, namespace: str, *, as_json: bool) -> None:
 @task.command()
 @click.argument("key", metavar="[KEY]", required=False, shell_complete=completion.keys)
 @namespace_option
-@_json_option
+@json_option
 def secret(key: str | None, namespace: str, *, as_json: bool) -> None:
     """Show the secret that signs callbacks of the tasks of KEY; without KEY, of a server that needs no key.
 
@@ -143,7 +142,7 @@ def batch() -> None:
     metavar="FILE",
     help="File with the API key.  [default: the key in OPENAI_API_KEY]",
 )
-@_json_option
+@json_option
 def run(
     requests: Path,
     output: Path,
@@ -187,7 +186,7 @@ def run(
 
 @batch.command(name="list")
 @namespace_option
-@_json_option
+@json_option
 def list_batches(namespace: str, *, as_json: bool) -> None:
     """List the batches of the server, the newest first."""
     batches = _listed("batch", namespace, with_ended=True)
@@ -200,7 +199,7 @@ def list_batches(namespace: str, *, as_json: bool) -> None:
 @batch.command(name="show")
 @_batch_argument
 @namespace_option
-@_json_option
+@json_option
 def show_batch(batch_id: str, namespace: str, *, as_json: bool) -> None:
     """Show batch BATCH, with what is wrong with it."""
     from dynamo_local.control.operations import GET_JOB
@@ -215,7 +214,7 @@ def show_batch(batch_id: str, namespace: str, *, as_json: bool) -> None:
 @batch.command(name="cancel")
 @_batch_argument
 @namespace_option
-@_json_option
+@json_option
 def cancel_batch(batch_id: str, namespace: str, *, as_json: bool) -> None:
     """Cancel batch BATCH. What was done is kept."""
     from dynamo_local.control.operations import CANCEL_JOB

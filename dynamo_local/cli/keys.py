@@ -10,13 +10,12 @@ import click
 
 from dynamo_local.cli import completion
 from dynamo_local.cli.commands import CommandGroup
-from dynamo_local.cli.options import JSON_HELP, namespace_option, paths_of_keys
+from dynamo_local.cli.options import json_option, namespace_option, paths_of_keys
 from dynamo_local.cli.output import Console, date, facts, print_json, table
 
 if TYPE_CHECKING:
     from dynamo_local.control.operations import Operation
 
-_json_option = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 
 _HEADERS = ("NAME", "ENDPOINTS", "REQUESTS/MIN", "TOKENS/MIN", "AT ONCE", "BEST PRIORITY", "EXPIRES", "ADMIN")
 _ANY = "-"
@@ -72,7 +71,7 @@ def key() -> None:
 @click.option("--expires", metavar="TIME", help="When it ends, from now: e.g. 12h or 30d.  [default: never]")
 @click.option("--admin", is_flag=True, help="It may change endpoints and keys.")
 @namespace_option
-@_json_option
+@json_option
 def create(name: str, expires: str | None, namespace: str, as_json: bool, **given: Any) -> None:
     """Create key NAME, and print its secret.
 
@@ -99,7 +98,7 @@ def create(name: str, expires: str | None, namespace: str, as_json: bool, **give
 
 @key.command(name="list")
 @namespace_option
-@_json_option
+@json_option
 def list_(namespace: str, as_json: bool) -> None:
     """List all keys, with what they allow."""
     from dynamo_local.control.operations import LIST_KEYS
@@ -121,7 +120,7 @@ def list_(namespace: str, as_json: bool) -> None:
     help="How long the former secret stays valid. 0: it ends now.",
 )
 @namespace_option
-@_json_option
+@json_option
 def rotate(name: str, overlap: str, namespace: str, as_json: bool) -> None:
     """Give key NAME another secret, and print it.
 
@@ -144,7 +143,7 @@ def rotate(name: str, overlap: str, namespace: str, as_json: bool) -> None:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--open", "opens", is_flag=True, help="Also if it is the last key: the server then answers everybody.")
 @namespace_option
-@_json_option
+@json_option
 def revoke(name: str, yes: bool, opens: bool, namespace: str, as_json: bool) -> None:
     """Remove key NAME. Its requests in flight are finished; the next ones are refused.
 

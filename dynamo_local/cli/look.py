@@ -10,8 +10,8 @@ import click
 
 from dynamo_local.cli import completion
 from dynamo_local.cli.options import (
-    JSON_HELP,
     endpoint_option,
+    json_option,
     namespace_option,
     paths_of_usage,
     server_of,
@@ -42,7 +42,7 @@ _COLUMNS = ("REQUESTS", "FAILED", "PROMPT", "CACHED", "OUTPUT", "SECONDS")
 
 @click.command()
 @namespace_option
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@json_option
 def ps(namespace: str, as_json: bool) -> None:
     """List the processes of a server, with their states and devices.
 
@@ -122,7 +122,7 @@ def _load(row: WatcherRow) -> str:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@json_option
 def ls(as_json: bool) -> None:
     """Show all servers of this user.
 
@@ -186,7 +186,7 @@ def _since(since: str | None) -> str:
 )
 @click.option("--explain", is_flag=True, help="Show the candidates of each assignment with their costs, and why.")
 @endpoint_option("Show the requests for this endpoint only.")
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@json_option
 def route(
     namespace: str, request_id: str | None, limit: int, explain: bool, endpoint: str | None, as_json: bool
 ) -> None:
@@ -267,7 +267,7 @@ def _short(watcher: str | None) -> str:
 @click.option(
     "--by", default="key,endpoint", show_default=True, metavar="GROUPS", help="Groups: key, endpoint, day (of UTC)."
 )
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@json_option
 @click.option("--csv", "as_csv", is_flag=True, help="Print the rows as CSV.")
 def usage(namespace: str, since: str | None, until: str | None, by: str, as_json: bool, as_csv: bool) -> None:
     """Show what requests have used, by API key and endpoint.
@@ -320,7 +320,7 @@ def _usage_cells(sums: Sums) -> tuple[str, ...]:
 @click.command()
 @click.argument("name", metavar="WATCHER|ENDPOINT|REQUEST", shell_complete=completion.endpoints_and_watchers)
 @namespace_option
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@json_option
 def describe(name: str, namespace: str, as_json: bool) -> None:
     """Show everything known of a process, endpoint or live request.
 

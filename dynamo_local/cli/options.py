@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -20,25 +21,31 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-JSON_HELP = "Print the result as JSON."
-
-
 ONLY_SERVER = ""
 """Value of --namespace where it is not given: the command finds its server by itself."""
 
 
-def namespace_option(function: _F) -> _F:
-    """Add the option --namespace, which selects a running server. Without it the only one that runs is meant."""
-    return click.option(
-        "--namespace",
-        envvar=NAMESPACE_ENV,
-        show_envvar=True,
-        default=ONLY_SERVER,
-        show_default="the only server that runs",
-        metavar="NAME",
-        shell_complete=completion.namespaces,
-        help="Namespace of the server, which `dynamo ls` shows.",
-    )(function)
+def together(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
+    """Return a decorator that adds these options, which are shown in this order."""
+    return lambda function: reduce(lambda decorated, option: option(decorated), reversed(options), function)
+
+
+namespace_option = click.option(
+    "--namespace",
+    envvar=NAMESPACE_ENV,
+    show_envvar=True,
+    default=ONLY_SERVER,
+    show_default="the only server that runs",
+    metavar="NAME",
+    shell_complete=completion.namespaces,
+    help="Namespace of the server, which `dynamo ls` shows.",
+)
+"""The option --namespace, which selects a running server. Without it the only one that runs is meant."""
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+since_option = click.option("--since", metavar="TIME", help="Show what is newer than TIME, e.g. 90s, 10m or 1h.")
+"""The option --since, which `cutoff_of` reads."""
 
 
 def endpoint_option(purpose: str) -> Callable[[_F], _F]:
@@ -176,11 +183,6 @@ def state_folder() -> Path:
     from state.paths import state_root
 
     return state_root(os.environ)
-
-
-def since_option(function: _F) -> _F:
-    """Add the option --since, which `cutoff_of` reads."""
-    return click.option("--since", metavar="TIME", help="Show what is newer than TIME, e.g. 90s, 10m or 1h.")(function)
 
 
 def cutoff_of(since: str | None, clock: Callable[[], float] = time.time) -> float | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from dynamo_local.cli import completion
-from dynamo_local.cli.options import cutoff_of, namespace_option, paths_of_logs, since_option
+from dynamo_local.cli.options import cutoff_of, namespace_option, paths_of_logs, since_option, together
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import short_watcher
 
@@ -206,22 +206,18 @@ class Repeats:
         return [f"(the last line {times} more {'time' if times == 1 else 'times'})"] if times else []
 
 
-def log_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of commands that print logs: follow, lines, since, level."""
-    options = (
-        click.option("-f", "--follow", is_flag=True, help="Follow the logs until the server ends."),
-        click.option(
-            "-n",
-            "--lines",
-            type=click.IntRange(min=0),
-            help=f"Number of last lines to show of each log.  [default: {DEFAULT_LINES}, or all with --since]",
-        ),
-        since_option,
-        click.option("--level", type=click.Choice(LEVELS), help="Show lines of this level and above."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+log_options = together(
+    click.option("-f", "--follow", is_flag=True, help="Follow the logs until the server ends."),
+    click.option(
+        "-n",
+        "--lines",
+        type=click.IntRange(min=0),
+        help=f"Number of last lines to show of each log.  [default: {DEFAULT_LINES}, or all with --since]",
+    ),
+    since_option,
+    click.option("--level", type=click.Choice(LEVELS), help="Show lines of this level and above."),
+)
+"""The options of commands that print logs: follow, lines, since, level."""
 
 
 @click.command()

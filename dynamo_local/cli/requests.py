@@ -9,7 +9,7 @@ import click
 
 from dynamo_local.cli import completion
 from dynamo_local.cli.commands import CommandGroup
-from dynamo_local.cli.options import JSON_HELP, endpoint_option, namespace_option, server_of
+from dynamo_local.cli.options import endpoint_option, json_option, namespace_option, server_of
 from dynamo_local.cli.output import print_json, table
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.names import short_watcher
@@ -40,7 +40,7 @@ _JOB_HEADERS: tuple[str, ...] = ("REQUEST", "PROMPT", "STATE", "AGE", "EXPIRES",
 )
 @click.option("--worker", metavar="WATCHER", help="Show the requests of this worker only.")
 @endpoint_option("Show the requests for this endpoint only.")
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@json_option
 def requests(namespace: str, limit: int, worker: str | None, endpoint: str | None, as_json: bool) -> None:
     """List the requests in flight, with their workers.
 
@@ -106,7 +106,7 @@ def _request_cells(line: RequestLine) -> tuple[str, ...]:
     help="Destination worker.  [default: the worker with the most free capacity]",
 )
 @click.option("--cold", is_flag=True, help="Do not copy the KV cache; the destination computes it again.")
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@json_option
 def migrate(
     namespace: str, request: str | None, source: str | None, destination: str | None, cold: bool, as_json: bool
 ) -> None:
@@ -170,7 +170,7 @@ def queue() -> None:
     help="Maximum number of jobs to show, oldest first.",
 )
 @endpoint_option("Show the queue of this endpoint only.")
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@json_option
 def ls(namespace: str, limit: int, endpoint: str | None, as_json: bool) -> None:
     """List the prefill jobs that wait and those that a worker has taken."""
     import msgspec

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dynamo_local.cli import completion
-from dynamo_local.cli.options import FiniteRange
+from dynamo_local.cli.options import FiniteRange, together
 from dynamo_local.core.conversation import printable
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.names import NAMESPACE_ENV
@@ -29,7 +29,6 @@ _DIM, _PLAIN = "\033[2m", "\033[0m"
 API_KEY_ENV = "DYN_API_KEY"
 """API key of `dynamo run` and `dynamo chat`, in place of OPENAI_API_KEY; --api-key-file takes precedence."""
 _INTERRUPTED = 130
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Terminal:
@@ -82,41 +81,36 @@ class Terminal:
         self._ends_line = text.endswith("\n") or (self._ends_line and text in (_DIM, _PLAIN, ""))
 
 
-def _options(function: _F) -> _F:
-    """Add the options that both commands have."""
-    for option in reversed(
-        (
-            click.option("--system", metavar="TEXT", help="System prompt."),
-            click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Maximum tokens in an answer."),
-            click.option(
-                "--temperature",
-                type=FiniteRange(min=0),
-                metavar="X",
-                help="Randomness of the answer; 0 always takes the likeliest token.  [default: the server's]",
-            ),
-            click.option(
-                "--url",
-                metavar="URL",
-                help="OpenAI API to ask, with or without /v1.  [default: a running server of this user]",
-            ),
-            click.option(
-                "--namespace",
-                envvar=NAMESPACE_ENV,
-                show_envvar=True,
-                shell_complete=completion.namespaces,
-                help="Ask the server of this namespace only.",
-            ),
-            click.option(
-                "--api-key-file",
-                type=click.Path(path_type=Path),
-                metavar="FILE",
-                help="File with the API key.  [default: the key in DYN_API_KEY or OPENAI_API_KEY]",
-            ),
-            click.option("--verbose", "-v", is_flag=True, help="Print tokens and times after each answer."),
-        )
-    ):
-        function = option(function)
-    return function
+_options = together(
+    click.option("--system", metavar="TEXT", help="System prompt."),
+    click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Maximum tokens in an answer."),
+    click.option(
+        "--temperature",
+        type=FiniteRange(min=0),
+        metavar="X",
+        help="Randomness of the answer; 0 always takes the likeliest token.  [default: the server's]",
+    ),
+    click.option(
+        "--url",
+        metavar="URL",
+        help="OpenAI API to ask, with or without /v1.  [default: a running server of this user]",
+    ),
+    click.option(
+        "--namespace",
+        envvar=NAMESPACE_ENV,
+        show_envvar=True,
+        shell_complete=completion.namespaces,
+        help="Ask the server of this namespace only.",
+    ),
+    click.option(
+        "--api-key-file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="File with the API key.  [default: the key in DYN_API_KEY or OPENAI_API_KEY]",
+    ),
+    click.option("--verbose", "-v", is_flag=True, help="Print tokens and times after each answer."),
+)
+"""The options that both commands have."""
 
 
 @click.command()

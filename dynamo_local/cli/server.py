@@ -8,7 +8,7 @@ import click
 
 from dynamo_local.cli import completion
 from dynamo_local.cli.commands import CommandGroup
-from dynamo_local.cli.options import JSON_HELP, FiniteRange, namespace_option, paths_of, paths_to_stop, server_of
+from dynamo_local.cli.options import FiniteRange, json_option, namespace_option, paths_of, paths_to_stop, server_of
 from dynamo_local.cli.output import Console, print_json, table
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def config() -> None:
 @config.command()
 @click.argument("key", required=False, shell_complete=completion.settings)
 @namespace_option
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@json_option
 def get(key: str | None, namespace: str, as_json: bool) -> None:
     """Show all live settings, or the value of KEY.
 
@@ -153,7 +153,7 @@ def _setting_cells(row: SettingRow) -> tuple[str, ...]:
 
 @click.command("rotate-token")
 @namespace_option
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@json_option
 def rotate_token(namespace: str, as_json: bool) -> None:
     """Replace the token of the bus while requests run.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynamo_local.cli import completion
-from dynamo_local.cli.options import JSON_HELP, FiniteRange, namespace_option, server_of
+from dynamo_local.cli.options import FiniteRange, json_option, namespace_option, server_of
 from dynamo_local.cli.output import Console
 from dynamo_local.core.errors import SupervisorError, UsageError
 
@@ -42,7 +42,7 @@ ready_timeout_option = click.option(
 @namespace_option
 @click.option("--force", is_flag=True, help=FORCE_HELP)
 @ready_timeout_option
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@json_option
 def scale(targets: tuple[str, ...], namespace: str, force: bool, ready_timeout: float | None, as_json: bool) -> None:
     """Set the number of workers of a service or an endpoint.
 
@@ -139,7 +139,7 @@ def check_done(outcomes: Sequence[Mapping[str, Any]]) -> None:
 @click.argument("watcher", shell_complete=completion.workers)
 @namespace_option
 @click.option("--force", is_flag=True, help=FORCE_HELP)
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@json_option
 def drain(watcher: str, namespace: str, force: bool, as_json: bool) -> None:
     """Drain and stop one worker.
 
@@ -168,7 +168,7 @@ def drain(watcher: str, namespace: str, force: bool, as_json: bool) -> None:
 @namespace_option
 @click.option("--force", is_flag=True, help="Proceed even if no worker answers requests meanwhile.")
 @ready_timeout_option
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@json_option
 def restart(name: str, namespace: str, force: bool, ready_timeout: float | None, as_json: bool) -> None:
     """Restart a service or one worker with no failed requests.
 
@@ -206,7 +206,7 @@ def restart(name: str, namespace: str, force: bool, ready_timeout: float | None,
 @click.argument("role", metavar="ROLE", type=click.Choice(["prefill", "decode"]))
 @namespace_option
 @click.option("--force", is_flag=True, help="Proceed even if no worker is left that decodes.")
-@click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
+@json_option
 def role(watcher: str, role: str, namespace: str, force: bool, as_json: bool) -> None:
     """Change the ROLE of a worker to prefill or decode.
 
