@@ -27,6 +27,7 @@ from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.config.sections import Section
 from dynamo_local.sdk.graph import Graph
 from dynamo_local.sdk.service import ServiceSpec
+from dynamo_local.supervisor.endpoints.revisions.launch import AGGREGATED, DISAGGREGATED
 from dynamo_local.supervisor.server.launch.prepare import Chosen
 from state.devices.allocation import Inventory
 from state.devices.inventory import CPU_SLOTS_VARIABLE
@@ -42,10 +43,8 @@ _HUB_ID = re.compile(r"\w[\w.-]*(?:/[\w.-]+)?(?:@[^\s@]+)?")
 
 _WHAT = "give a folder, a Hugging Face id (ORGANISATION/NAME), or a graph (package.module:Service)"
 
-AGGREGATED = "components.graphs.aggregated:Frontend"
-DISAGGREGATED = "components.graphs.disaggregated:Frontend"
 OF_ENDPOINTS = "components.graphs.endpoints:Frontend"
-_FRONTENDS, _WORKERS, _PREFILL_WORKERS = "Frontend", "VllmWorker", "PrefillWorker"
+_FRONTENDS, WORKERS, PREFILL_WORKERS = "Frontend", "VllmWorker", "PrefillWorker"
 KV_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 _ANY_LENGTH = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 _MAX_LEN = "max-model-len"
@@ -121,8 +120,8 @@ def graph_of(target: Target, wishes: Wishes) -> str:
         _check_no_model(wishes)
         return target.name
     for option, given, instead in (
-        ("--workers", wishes.workers is not None, f"--{_WORKERS}.ServiceArgs.workers=N"),
-        ("--prefill-workers", wishes.prefill_workers is not None, f"--{_PREFILL_WORKERS}.ServiceArgs.workers=N"),
+        ("--workers", wishes.workers is not None, f"--{WORKERS}.ServiceArgs.workers=N"),
+        ("--prefill-workers", wishes.prefill_workers is not None, f"--{PREFILL_WORKERS}.ServiceArgs.workers=N"),
         ("--disagg", wishes.disagg, "examples.llm.graphs.disagg:Frontend as the graph"),
         ("--planner", wishes.planner, "--Planner.no-operation=false"),
         ("--frontends", wishes.frontends is not None, f"--{_FRONTENDS}.ServiceArgs.workers=N"),
@@ -147,8 +146,8 @@ def overrides_of(wishes: Wishes) -> tuple[str, ...]:
     """The options for a model as options of services."""
     counts = (
         (_FRONTENDS, wishes.frontends),
-        (_WORKERS, wishes.workers),
-        (_PREFILL_WORKERS, wishes.prefill_workers),
+        (WORKERS, wishes.workers),
+        (PREFILL_WORKERS, wishes.prefill_workers),
     )
     return tuple(f"--{service}.ServiceArgs.workers={count}" for service, count in counts if count is not None)
 

@@ -15,6 +15,8 @@ import click
 
 from dynamo_local.core.errors import UsageError
 
+INTERRUPTED = 130
+"""Exit code of a command that the user interrupted."""
 _KINDS = {"integer range": "an integer", "integer": "an integer", "float range": "a number", "float": "a number"}
 """Click's names of types, as in "'x' is not a valid float range" -> what they mean."""
 

@@ -120,20 +120,20 @@ def logs(context: click.Context, incomplete: str) -> Iterable[str]:
 @_quiet
 def endpoints(context: click.Context, incomplete: str) -> Iterable[str]:
     """Names of endpoints. Nothing once one has been given."""
-    from dynamo_local.cli.options import ONLY_SERVER, paths_of_endpoints
+    from dynamo_local.cli.options import ONLY_SERVER, paths_of_kept
 
     if any(not word.startswith("-") for word in context.params.get("words") or ()):
         return []
-    return _endpoints(paths_of_endpoints(context.params.get("namespace") or ONLY_SERVER))
+    return _endpoints(paths_of_kept(context.params.get("namespace") or ONLY_SERVER, "endpoints"))
 
 
 @_quiet
 def keys(context: click.Context, incomplete: str) -> Iterable[str]:
     """Names of API keys."""
-    from dynamo_local.cli.options import ONLY_SERVER, paths_of_keys
+    from dynamo_local.cli.options import ONLY_SERVER, paths_of_kept
     from state.keys import read_key_registry
 
-    return list(read_key_registry(paths_of_keys(context.params.get("namespace") or ONLY_SERVER)).keys)
+    return list(read_key_registry(paths_of_kept(context.params.get("namespace") or ONLY_SERVER, "keys")).keys)
 
 
 @_quiet

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dynamo_local.cli.options import json_option
+from dynamo_local.cli.output import print_json
 
 if TYPE_CHECKING:
     from dynamo_local.control.answers import Finding
@@ -35,8 +36,6 @@ def doctor(fix: bool, as_json: bool) -> int:
     dynamo doctor
     dynamo doctor --fix
     """
-    import msgspec
-
     from dynamo_local.cli.serve import DEFAULT_HOST, DEFAULT_PORT
     from dynamo_local.control.answers import any_failed
     from dynamo_local.doctor.examine import examine
@@ -48,8 +47,7 @@ def doctor(fix: bool, as_json: bool) -> int:
     fixed = repair(root) if fix else []
     findings = examine(root, cache, DEFAULT_HOST, DEFAULT_PORT, os.environ)
     if as_json:
-        told = {"findings": findings, "fixed": fixed}
-        click.echo(msgspec.json.format(msgspec.json.encode(told), indent=2))
+        print_json({"findings": findings, "fixed": fixed})
     else:
         for line in fixed:
             click.echo(f"fixed: {line}")

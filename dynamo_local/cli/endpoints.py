@@ -14,7 +14,7 @@ from dynamo_local.cli.options import (
     FiniteRange,
     json_option,
     namespace_option,
-    paths_of_endpoints,
+    paths_of_kept,
     paths_of_logs,
     server_of,
     together,
@@ -188,7 +188,7 @@ def get(name: str, namespace: str, as_json: bool) -> None:
     """Show everything known of endpoint NAME."""
     from dynamo_local.cli.endpoint_text import as_json_text, description_of
 
-    paths = paths_of_endpoints(namespace)
+    paths = paths_of_kept(namespace, "endpoints")
     (row,) = _rows(paths, name)
     click.echo(as_json_text(row) if as_json else description_of(row))
 
@@ -200,7 +200,7 @@ def list_(namespace: str, as_json: bool) -> None:
     """List all endpoints, with their states and workers."""
     from dynamo_local.cli.endpoint_text import as_json_text, table_of
 
-    rows = _rows(paths_of_endpoints(namespace))
+    rows = _rows(paths_of_kept(namespace, "endpoints"))
     click.echo(as_json_text(rows) if as_json else table_of(rows))
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynamo_local.cli import completion
-from dynamo_local.cli.commands import CommandGroup
-from dynamo_local.cli.options import json_option, namespace_option, paths_of_store
+from dynamo_local.cli.commands import INTERRUPTED, CommandGroup
+from dynamo_local.cli.options import json_option, namespace_option, paths_of_kept
 from dynamo_local.cli.output import date, facts, print_json, table
 from dynamo_local.core.errors import ItemAbsentError
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from dynamo_local.control.operations import Operation
     from state.paths import StatePaths
 
-_INTERRUPTED = 130
 _TASK_HEADERS = ("TASK", "STATUS", "MODEL", "PATH", "OWNER", "CREATED")
 _BATCH_HEADERS = ("BATCH", "STATUS", "DONE", "FAILED", "LINES", "OWNER", "CREATED")
 _ENDS = ("failed", "completed", "expired", "cancelled")
@@ -97,7 +96,7 @@ def secret(key: str | None, namespace: str, *, as_json: bool) -> None:
     from dynamo_local.core.async_tasks.callbacks import secret_of, secret_text
     from state.async_tasks.secret import callback_secret
 
-    paths = paths_of_store(namespace, "tasks")
+    paths = paths_of_kept(namespace, "tasks")
     text = secret_text(secret_of(callback_secret(paths), _owner_of(key, paths)))
     click.echo(json.dumps({"secret": text}) if as_json else text)
 
@@ -177,7 +176,7 @@ def run(
             asyncio.run(file.run(endpoint, concurrency, advance))
     except KeyboardInterrupt:
         click.echo(f"interrupted with {file.done} of {file.total} results; the same command goes on", err=True)
-        return _INTERRUPTED
+        return INTERRUPTED
     finally:
         file.close()
     click.echo(file.summary(as_json=as_json))
@@ -255,7 +254,7 @@ def _ask(operation: Operation, paths: StatePaths, job: str = "", query: Mapping[
 
 
 def _paths(kind: str, namespace: str) -> StatePaths:
-    return paths_of_store(namespace, {"task": "tasks", "batch": "batches"}[kind])
+    return paths_of_kept(namespace, {"task": "tasks", "batch": "batches"}[kind])
 
 
 def _owner_of(key: str | None, paths: StatePaths) -> str:

@@ -10,7 +10,7 @@ import click
 
 from dynamo_local.cli import completion
 from dynamo_local.cli.commands import CommandGroup
-from dynamo_local.cli.options import json_option, namespace_option, paths_of_keys
+from dynamo_local.cli.options import json_option, namespace_option, paths_of_kept
 from dynamo_local.cli.output import Console, date, facts, print_json, table
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _send(
     from dynamo_local.control.operations import Call
     from state.namespaces import is_running
 
-    paths = paths_of_keys(namespace)
+    paths = paths_of_kept(namespace, "keys")
     if is_running(paths):
         return ControlClient(paths).do(operation, fields, name=name)
     from dynamo_local.supervisor.keys.start import do_without_server

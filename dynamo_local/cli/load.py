@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynamo_local.cli.commands import CommandGroup
+from dynamo_local.cli.commands import INTERRUPTED, CommandGroup
 from dynamo_local.cli.options import FiniteRange
+from dynamo_local.cli.output import print_json
 from dynamo_local.core.errors import UsageError
 
 if TYPE_CHECKING:
     from dynamo_local.load.generator import SendCounts
     from dynamo_local.load.results.file import Run
 
-_INTERRUPTED = 130
 _STDOUT = Path("-")
 
 BASE_URL_ENV = "OPENAI_BASE_URL"
@@ -187,13 +187,11 @@ def compare(first: Path, second: Path, as_json: bool) -> None:
     """
     import random
 
-    import msgspec
-
     from dynamo_local.load.results import comparison, file
 
     found = comparison.compare(file.read(first), file.read(second), random.Random(0))
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        print_json(found)
     else:
         click.echo(comparison.as_text(found))
 
@@ -221,7 +219,7 @@ class _Terminal:
 def _exit_code(finished: Run) -> int:
     """Return the exit code: 1 if no request was completed."""
     if finished.interrupted:
-        return _INTERRUPTED
+        return INTERRUPTED
     return 0 if finished.figures.completed else 1
 
 

@@ -13,7 +13,7 @@ from dynamo_local.cli.options import (
     endpoint_option,
     json_option,
     namespace_option,
-    paths_of_usage,
+    paths_of_kept,
     server_of,
     state_folder,
 )
@@ -71,14 +71,10 @@ def ps(namespace: str, as_json: bool) -> None:
 
 def table_of_processes(rows: Sequence[WatcherRow]) -> str:
     """Return the rows as text, with a column of endpoints if there are any, and of nodes if there are several."""
-    left_out = set[str]()
-    if not any(row.endpoint for row in rows):
-        left_out.add("ENDPOINT")
+    without = [] if any(row.endpoint for row in rows) else ["ENDPOINT"]
     if len({row.node for row in rows}) < 2:
-        left_out.add("NODE")
-    kept = [column for column, header in enumerate(_PS_HEADERS) if header not in left_out]
-    lines = [tuple(line[column] for column in kept) for line in (_PS_HEADERS, *map(_ps_cells, rows))]
-    return table(lines[0], lines[1:])
+        without.append("NODE")
+    return table(_PS_HEADERS, list(map(_ps_cells, rows)), without)
 
 
 def _ps_cells(row: WatcherRow) -> tuple[str, ...]:
@@ -279,8 +275,6 @@ def usage(namespace: str, since: str | None, until: str | None, by: str, as_json
     dynamo usage --since 1d
     dynamo usage --since 2026-05-01 --until 2026-06-01 --by key,day --csv
     """
-    import msgspec
-
     from dynamo_local.core.errors import UsageError
     from dynamo_local.core.usage.totals import as_csv as csv_of
     from dynamo_local.core.usage.totals import as_document, notes, parse_grouping, parse_moment, report
@@ -291,9 +285,9 @@ def usage(namespace: str, since: str | None, until: str | None, by: str, as_json
     now = datetime.now(UTC).astimezone()
     since_s, until_s = (None if text is None else parse_moment(text, now) for text in (since, until))
     groups = parse_grouping(by)
-    found = report(read_usage(paths_of_usage(namespace)), since_s, until_s, groups)
+    found = report(read_usage(paths_of_kept(namespace, "usage")), since_s, until_s, groups)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(as_document(found)), indent=2))
+        print_json(as_document(found))
         return
     click.echo(csv_of(found).rstrip("\n") if as_csv else _usage_text(found))
     for note in notes(found):

@@ -9,11 +9,8 @@ from collections.abc import Sequence
 import click
 
 from dynamo_local import __version__
-from dynamo_local.cli.commands import EXAMPLES, GROUPS, LazyGroup, in_words
+from dynamo_local.cli.commands import EXAMPLES, GROUPS, INTERRUPTED, LazyGroup, in_words
 from dynamo_local.core.errors import DynamoError, UsageError
-
-INTERRUPTED = 130
-"""Exit code of a command that the user interrupted."""
 
 EXIT_CODES = {
     0: "The command has done what was asked.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -98,47 +98,22 @@ def paths_of_logs(namespace: str) -> StatePaths:
     return _paths_without_server(namespace, choose)
 
 
-def paths_of_endpoints(namespace: str) -> StatePaths:
-    """As `paths_of`; if no server runs, the only namespace in which endpoints are ordered is meant."""
+def paths_of_kept(namespace: str, what: str) -> StatePaths:
+    """As `paths_of`; if no server runs, the only namespace that keeps such things is meant: "endpoints", "keys",
+    "usage", "batches" or "tasks". Keys are made before the server that wants them: if there are none, the default
+    namespace is meant."""
     from dynamo_local.core.server_choice import choose_server
-    from state.namespaces import with_registry
+    from state.namespaces import with_keys, with_registry, with_store, with_usage
+
+    find, several = {
+        "endpoints": (with_registry, "endpoints are ordered in {number} namespaces"),
+        "keys": (with_keys, "there are keys in {number} namespaces"),
+        "usage": (with_usage, "{number} have left usage"),
+    }.get(what) or (partial(with_store, what=what), f"{{number}} have {what}")
 
     def choose(crashed: Sequence[str]) -> str:
-        found = _only(with_registry(state_folder()), "endpoints are ordered in {number} namespaces")
-        return found or choose_server((), crashed)
-
-    return _paths_without_server(namespace, choose)
-
-
-def paths_of_keys(namespace: str) -> StatePaths:
-    """As `paths_of`; if no server runs, the only namespace that has keys is meant, or else the default one: keys are
-    made before the server that wants them."""
-    from state.namespaces import with_keys
-
-    def choose(crashed: Sequence[str]) -> str:
-        return _only(with_keys(state_folder()), "there are keys in {number} namespaces") or DEFAULT_NAMESPACE
-
-    return _paths_without_server(namespace, choose)
-
-
-def paths_of_usage(namespace: str) -> StatePaths:
-    """As `paths_of`; if no server runs, the only namespace of which usage is known is meant."""
-    from dynamo_local.core.server_choice import choose_server
-    from state.namespaces import with_usage
-
-    def choose(crashed: Sequence[str]) -> str:
-        return _only(with_usage(state_folder()), "{number} have left usage") or choose_server((), crashed)
-
-    return _paths_without_server(namespace, choose)
-
-
-def paths_of_store(namespace: str, what: str) -> StatePaths:
-    """As `paths_of`; if no server runs, the only namespace that has a store of these ("batches", "tasks") is meant."""
-    from dynamo_local.core.server_choice import choose_server
-    from state.namespaces import with_store
-
-    def choose(crashed: Sequence[str]) -> str:
-        return _only(with_store(state_folder(), what), f"{{number}} have {what}") or choose_server((), crashed)
+        found = _only(find(state_folder()), several)
+        return found or (DEFAULT_NAMESPACE if what == "keys" else choose_server((), crashed))
 
     return _paths_without_server(namespace, choose)
 

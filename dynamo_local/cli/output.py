@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -29,10 +29,11 @@ def date(at: float) -> str:
     return f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return the rows as text, in columns as wide as their widest cell."""
-    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (headers, *rows))
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], without: Collection[str] = ()) -> str:
+    """Return the rows as text, in columns as wide as their widest cell. `without`: headers of columns to leave out."""
+    columns = [column for column in zip(headers, *rows, strict=True) if column[0] not in without]
+    widths = [max(map(len, column)) for column in columns]
+    lines = ("  ".join(map(str.ljust, row, widths)) for row in zip(*columns, strict=True))
     return "\n".join(line.rstrip() for line in lines)
 
 

@@ -13,7 +13,7 @@ import click
 
 from dynamo_local.cli import completion
 from dynamo_local.cli.options import cutoff_of, namespace_option, paths_of_logs, since_option, together
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.events import EVENT_KINDS, Event
 from dynamo_local.core.names import short_watcher
 
 if TYPE_CHECKING:
@@ -26,25 +26,6 @@ _SERVER = "-"
 
 DEFAULT_EVENTS = 100
 _LOOK_EVERY_S = 0.2
-_KINDS = (
-    "server",
-    "start",
-    "death",
-    "scale",
-    "planner",
-    "role",
-    "park",
-    "sleep",
-    "wake",
-    "swap",
-    "drain",
-    "migration",
-    "device",
-    "setting",
-    "secret",
-    "key",
-    "endpoint",
-)
 LEVELS = ("debug", "info", "warning", "error")
 _TIME = re.compile(r"^\D{0,40}?(?:\[\d+\] )?(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)")
 _LEVEL = re.compile(r"(?:\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\[(DBG|INF|WRN|ERR|FTL)\])")
@@ -94,7 +75,11 @@ def _subject(event: Event) -> str:
     help=f"Number of last events to show.  [default: {DEFAULT_EVENTS}, or all with --since]",
 )
 @click.option(
-    "--kind", "kinds", type=click.Choice(_KINDS), multiple=True, help="Show events of this kind. May be repeated."
+    "--kind",
+    "kinds",
+    type=click.Choice(tuple(EVENT_KINDS)),
+    multiple=True,
+    help="Show events of this kind. May be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each event as a line of JSON.")
 def events(

@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from dynamo_local.control.answers import JobRow, QueueView, RequestLine
     from dynamo_local.core.messages.admin import MigrationResult
 
-_REQUEST_HEADERS: tuple[str, ...] = ("REQUEST", "WORKER", "EPOCH", "PROMPT", "TOKENS", "AGE", "MIGRATES")
-_ENDPOINT = "ENDPOINT"
+_REQUEST_HEADERS: tuple[str, ...] = ("REQUEST", "ENDPOINT", "WORKER", "EPOCH", "PROMPT", "TOKENS", "AGE", "MIGRATES")
 
 _MIGRATED_WITHIN_S = 150.0
 """Longer than the server waits."""
 _MIGRATION_HEADERS = ("REQUEST", "OUTCOME", "WORKER", "GAP", "STEPS", "WHY")
 DEFAULT_JOBS = 100
-_JOB_HEADERS: tuple[str, ...] = ("REQUEST", "PROMPT", "STATE", "AGE", "EXPIRES", "FRONTEND", "JOB")
+_JOB_HEADERS: tuple[str, ...] = ("ENDPOINT", "REQUEST", "PROMPT", "STATE", "AGE", "EXPIRES", "FRONTEND", "JOB")
 
 
 @click.command()
@@ -72,21 +71,19 @@ def requests(namespace: str, limit: int, worker: str | None, endpoint: str | Non
 
 def table_of_requests(lines: Sequence[RequestLine]) -> str:
     """Return the lines as text, with a column of endpoints if any request is for one."""
-    headers, rows = _REQUEST_HEADERS, [_request_cells(line) for line in lines]
-    if any(line.endpoint for line in lines):
-        headers = (headers[0], _ENDPOINT, *headers[1:])
-        rows = [(row[0], line.endpoint or "-", *row[1:]) for row, line in zip(rows, lines, strict=True)]
-    return table(headers, rows)
+    without = () if any(line.endpoint for line in lines) else ("ENDPOINT",)
+    return table(_REQUEST_HEADERS, list(map(_request_cells, lines)), without)
 
 
 def _request_cells(line: RequestLine) -> tuple[str, ...]:
+    named = line.request, line.endpoint or "-"
     if line.held is not None:
-        return line.request, "held", "-", "-", "-", f"{line.age_s:.1f}s", f"waits: {line.held}"
+        return *named, "held", "-", "-", "-", f"{line.age_s:.1f}s", f"waits: {line.held}"
     migrates = f"no: {line.stays}" if line.stays else "yes"
     if line.moving_to is not None:
         migrates = f"to {short_watcher(line.moving_to)}"
     counts = (str(line.epoch), str(line.prompt_tokens), str(line.tokens))
-    return line.request, short_watcher(line.worker or "-"), *counts, f"{line.age_s:.1f}s", migrates
+    return *named, short_watcher(line.worker or "-"), *counts, f"{line.age_s:.1f}s", migrates
 
 
 @click.command()
@@ -205,11 +202,8 @@ def purge(namespace: str, endpoint: str | None, yes: bool) -> None:
 def _queue_text(view: QueueView) -> str:
     parts = [_lengths(view.waiting, view.in_hand)]
     if view.jobs:
-        headers, rows = _JOB_HEADERS, [_job_cells(job) for job in view.jobs]
-        if any(job.endpoint for job in view.jobs):
-            headers = ("ENDPOINT", *headers)
-            rows = [(job.endpoint or "-", *row) for job, row in zip(view.jobs, rows, strict=True)]
-        parts.append(table(headers, rows))
+        without = () if any(job.endpoint for job in view.jobs) else ("ENDPOINT",)
+        parts.append(table(_JOB_HEADERS, list(map(_job_cells, view.jobs)), without))
     hidden = view.waiting + view.in_hand - len(view.jobs)
     if hidden > 0:
         parts.append(f"and {hidden} more")
@@ -221,8 +215,8 @@ def _lengths(waiting: int, in_hand: int) -> str:
 
 
 def _job_cells(job: JobRow) -> tuple[str, ...]:
-    age = f"{job.age_s:.1f}s"
+    endpoint, age = job.endpoint or "-", f"{job.age_s:.1f}s"
     if job.expires_in_s is None:
-        return "(not a job)", "-", job.state, age, "-", "-", "-"
+        return endpoint, "(not a job)", "-", job.state, age, "-", "-", "-"
     expires = f"{job.expires_in_s:.1f}s" if job.expires_in_s > 0 else "expired"
-    return job.request_id or "", str(job.tokens), job.state, age, expires, job.frontend or "", job.job or ""
+    return endpoint, job.request_id or "", str(job.tokens), job.state, age, expires, job.frontend or "", job.job or ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynamo_local.cli import completion
+from dynamo_local.cli.commands import INTERRUPTED
 from dynamo_local.cli.options import FiniteRange, together
 from dynamo_local.core.conversation import printable
 from dynamo_local.core.errors import UsageError
@@ -28,7 +29,6 @@ _DIM, _PLAIN = "\033[2m", "\033[0m"
 
 API_KEY_ENV = "DYN_API_KEY"
 """API key of `dynamo run` and `dynamo chat`, in place of OPENAI_API_KEY; --api-key-file takes precedence."""
-_INTERRUPTED = 130
 
 
 class Terminal:
@@ -259,7 +259,7 @@ def _chat(model: str | None, options: dict[str, Any]) -> int:
     with _client(model, options) as client:
         _note(f"chat with {client.model}; /help lists the commands, Ctrl-D ends it")
         was_interrupted = Session(client, Terminal(), _conversation(options), is_verbose=options["verbose"]).run()
-    return _INTERRUPTED if was_interrupted else 0
+    return INTERRUPTED if was_interrupted else 0
 
 
 def _note(text: str) -> None:

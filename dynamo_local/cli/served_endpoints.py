@@ -14,6 +14,8 @@ import msgspec
 
 from dynamo_local.cli.choosing import (
     PLANNER_ROLE,
+    PREFILL_WORKERS,
+    WORKERS,
     Decided,
     ModelChooser,
     ModelSource,
@@ -54,7 +56,6 @@ _MISSPELT = ("endpoint", "endpoints", "models")
 
 _ANY = 1_000_000
 """A budget that no cluster reaches: the devices that its nodes have are the bound."""
-_WORKERS, _PREFILL_WORKERS = "VllmWorker", "PrefillWorker"
 _TENSOR_PARALLEL = "tensor-parallel-size"
 _SIZES = (_TENSOR_PARALLEL, "pipeline-parallel-size", "prefill-context-parallel-size")
 
@@ -220,7 +221,7 @@ def _flags(spec: EndpointSpec) -> Iterator[Flag]:
 
 def _overrides(spec: EndpointSpec) -> Iterator[str]:
     """The options of single services: those that the endpoint's fields stand for, then those of its arguments."""
-    counts = {_WORKERS: spec.least_awake} | ({_PREFILL_WORKERS: spec.min_prefill_workers} if spec.disaggregated else {})
+    counts = {WORKERS: spec.least_awake} | ({PREFILL_WORKERS: spec.min_prefill_workers} if spec.disaggregated else {})
     for service, count in counts.items():
         yield f"--{service}.engine={spec.engine}"
         yield f"--{service}.ServiceArgs.workers={count}"

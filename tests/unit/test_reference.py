@@ -15,7 +15,8 @@ from pathlib import Path
 import click
 import pytest
 
-from dynamo_local.cli.main import EXIT_CODES, INTERRUPTED, dynamo
+from dynamo_local.cli.commands import INTERRUPTED
+from dynamo_local.cli.main import EXIT_CODES, dynamo
 from dynamo_local.core.errors import ConfigError, DynamoError
 from dynamo_local.core.live_settings import SETTINGS
 from dynamo_local.sdk.config.schema import build_settings, canonical, schema_of, settings_of

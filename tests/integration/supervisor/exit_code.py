@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from dynamo_local.cli.main import INTERRUPTED
+from dynamo_local.cli.commands import INTERRUPTED
 from dynamo_local.cli.output import Console
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.supervisor.server.controlled import Controller

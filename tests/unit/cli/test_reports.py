@@ -11,9 +11,9 @@ import pytest
 
 from dynamo_local.cli.main import run
 from dynamo_local.cli.options import cutoff_of
-from dynamo_local.cli.reports import _KINDS, LEVELS, Repeats, Selection, chosen, level_of, line_of, time_of
+from dynamo_local.cli.reports import LEVELS, Repeats, Selection, chosen, level_of, line_of, time_of
 from dynamo_local.core.errors import UsageError
-from dynamo_local.core.messages.events import EVENT_KINDS, Event
+from dynamo_local.core.messages.events import Event
 from dynamo_local.supervisor.server.reports.event_log import EventLog
 from state.paths import StatePaths
 from tests.unit.supervisor.recording import RecordingReport
@@ -48,10 +48,6 @@ def test_events_are_chosen_by_kind_and_age() -> None:
     assert chosen([old, new], (), None) == [old, new]
     assert chosen([old, new], ("start",), None) == [old]
     assert chosen([old, new], ("start", "death"), 15.0) == [new]
-
-
-def test_all_kinds_can_be_chosen() -> None:
-    assert tuple(EVENT_KINDS) == _KINDS
 
 
 def test_an_age_is_a_time_before_now() -> None:
