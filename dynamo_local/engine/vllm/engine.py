@@ -23,7 +23,6 @@ from dynamo_local.core.messages.presence import EngineInfo, Load
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Prefix, Progress, PulledPrefix, Step
-from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding, soft_binding
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.frontend.grammar_threads import TIMEOUT_ENV
 from dynamo_local.engine.vllm.kv.cache_changes import ask_for_changes, changes_of
@@ -31,9 +30,14 @@ from dynamo_local.engine.vllm.kv.pull.host import PullHost, open_pull
 from dynamo_local.engine.vllm.kv.pull.messages import Warm
 from dynamo_local.engine.vllm.launch import NO_TRANSFER, Launched, launch
 from dynamo_local.engine.vllm.parking import tell, trim_heap
-from dynamo_local.engine.vllm.processes import EngineProcesses, watch_processes
+from dynamo_local.engine.vllm.processes import (
+    EngineProcesses,
+    EngineThreads,
+    SoftBinding,
+    soft_binding,
+    watch_processes,
+)
 from dynamo_local.engine.vllm.settings import ListAdapters, VllmSettings
-from dynamo_local.engine.vllm.weights.prepared import order_prepared
 from dynamo_local.process.forkserver.prepared.orders import PreparedOrder
 from dynamo_local.sdk.config.schema import build_settings
 from dynamo_local.tasks import TaskGuard
@@ -146,6 +150,8 @@ class VllmEngine:
         """Record what the start has made. The first request does not wait for it."""
         note_segments(self._private_dir, os.environ)
         if weights is not None:
+            from dynamo_local.engine.vllm.weights import order_prepared
+
             order_prepared(weights)
 
     async def _open_pull(self, launched: Launched, identity: Mapping[str, str]) -> None:

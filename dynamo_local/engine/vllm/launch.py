@@ -14,7 +14,6 @@ from dynamo_local.core.errors import EngineError
 from dynamo_local.core.ports import Progress
 from dynamo_local.engine.kv.network import NO_FAR_KV, FarKv, NetworkSettings, far_kv_here
 from dynamo_local.engine.vllm.arguments import chooses_log, engine_schema, to_argv
-from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding
 from dynamo_local.engine.vllm.environment import settle_threads
 from dynamo_local.engine.vllm.kv.cache_changes import let_engines_tell_of_caches
 from dynamo_local.engine.vllm.kv.open_ports import check_events_config, other_users, why_port_forbidden
@@ -23,8 +22,8 @@ from dynamo_local.engine.vllm.parking import let_engines_park
 from dynamo_local.engine.vllm.patches.check import applies, require
 from dynamo_local.engine.vllm.patches.table import KV_PATCHES
 from dynamo_local.engine.vllm.patches.tuning import tune_cpu_engine
+from dynamo_local.engine.vllm.processes import EngineThreads, SoftBinding
 from dynamo_local.engine.vllm.settings import AdapterSettings, ListAdapters, VllmSettings
-from dynamo_local.engine.vllm.weights.prepared import settle_weights, was_lent
 from dynamo_local.process.ancestry import prepare_forks
 from dynamo_local.process.forkserver.prepared.orders import PreparedOrder
 from dynamo_local.sdk.config.schema import build_settings
@@ -74,6 +73,7 @@ def launch(
 
     from dynamo_local.engine.vllm.patches.requests import patch_requests
     from dynamo_local.engine.vllm.requests.lora import Adapters
+    from dynamo_local.engine.vllm.weights import settle_weights
 
     progress("reading the model's configuration")
     parsed = engine_parser().parse_args(to_argv(with_log(config), engine_schema()))
@@ -161,9 +161,10 @@ def _set_up_transfer(
     reason; `tuned`: see patches/tuning.py. vLLM refuses to configure some models with a KV connector, so the first
     configuration has none, unless an engine of the same model was configured with one.
     """
-    if wanted and forbidden is None and was_lent():
-        from dynamo_local.engine.vllm.kv.identity import model_identity
+    from dynamo_local.engine.vllm.kv.identity import model_identity, why_not_lent
+    from dynamo_local.engine.vllm.weights import was_lent
 
+    if wanted and forbidden is None and was_lent():
         vllm_config = configuration(_transfer_config(tuned, far))
         return vllm_config, model_identity(vllm_config, far.network), None
     vllm_config = configuration()
@@ -171,8 +172,6 @@ def _set_up_transfer(
         return vllm_config, None, NO_TRANSFER
     if not all(applies(name) for name in KV_PATCHES):
         return vllm_config, None, "KV transfer does not know this version of vLLM"
-    from dynamo_local.engine.vllm.kv.identity import model_identity, why_not_lent
-
     if vllm_config.kv_transfer_config is not None:
         what = "kv-transfer excludes kv-transfer-config and kv-offloading-size"
         raise EngineError(what, "leave out either it or them")

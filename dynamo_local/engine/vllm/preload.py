@@ -36,7 +36,7 @@ _MODULES = (
     "vllm.plugins.lora_resolvers.hf_hub_resolver",
     "dynamo_local.engine.vllm.engine",
     "dynamo_local.engine.vllm.kv.identity",
-    "dynamo_local.engine.vllm.weights.key",
+    "dynamo_local.engine.vllm.weights",
     "dynamo_local.engine.vllm.requests.lora",
     "dynamo_local.engine.vllm.requests.wire",
     "vllm.v1.engine.core_client",

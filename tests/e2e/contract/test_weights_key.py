@@ -15,10 +15,10 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from dynamo_local.engine.vllm import weights
 from dynamo_local.engine.vllm.launch import _set_up_transfer
 from dynamo_local.engine.vllm.patches.loaded_model import Loaded
-from dynamo_local.engine.vllm.weights import prepared
-from dynamo_local.engine.vllm.weights.key import files_of, weight_bytes, weights_key, why_not_shared
+from dynamo_local.engine.vllm.weights import files_of, weight_bytes, weights_key, why_not_shared
 from dynamo_local.model.named.random_model import random_model
 
 ENVIRON = {"OMP_NUM_THREADS": "1", "VLLM_CPU_SGL_KERNEL": "0", "HOME": "/root"}
@@ -99,20 +99,20 @@ def test_only_weights_that_are_known_to_be_the_same_are_shared(folder: Path, vll
 def test_an_order_tells_how_much_memory_weights_take(folder: Path, vllm_config: VllmConfig) -> None:
     size = (folder / "model.safetensors").stat().st_size
     assert weight_bytes(vllm_config) >= size
-    order = prepared.settle_weights(vllm_config, CONFIG, wanted=True)
+    order = weights.settle_weights(vllm_config, CONFIG, wanted=True)
     assert order is not None
     assert order.weight_bytes == weight_bytes(vllm_config)
     assert order.key == weights_key(vllm_config, CONFIG)
-    assert prepared.settle_weights(vllm_config, CONFIG, wanted=False) is None
+    assert weights.settle_weights(vllm_config, CONFIG, wanted=False) is None
 
 
 def test_weights_that_are_others_by_now_are_given_up(
     vllm_config: VllmConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recipe = prepared._Recipe("another key", b"", b"")
-    monkeypatch.setattr(prepared, "_prepared", (recipe, None))
-    assert prepared.settle_weights(vllm_config, CONFIG, wanted=True) is not None
-    assert vars(prepared)["_prepared"] is None
+    recipe = weights._Recipe("another key", b"", b"")
+    monkeypatch.setattr(weights, "_prepared", (recipe, None))
+    assert weights.settle_weights(vllm_config, CONFIG, wanted=True) is not None
+    assert vars(weights)["_prepared"] is None
     assert "it loads its own" in caplog.text
     assert len(caplog.records) == 1
 
@@ -129,23 +129,21 @@ def test_an_engine_whose_model_was_lent_before_is_configured_once(
     first, identity, _ = _set_up_transfer(configuration, wanted=True)
     assert len(made) == 2
     loaded = Loaded(None, first, {})
-    monkeypatch.setattr(
-        prepared, "_prepared", (prepared._Recipe("key", b"", prepared._encoded(files_of(first))), loaded)
-    )
+    monkeypatch.setattr(weights, "_prepared", (weights._Recipe("key", b"", weights._encoded(files_of(first))), loaded))
     again = _set_up_transfer(configuration, wanted=True)
     assert len(made) == 3
     assert again == (made[-1], identity, None), "another one, whose KV nobody would take"
     assert made[-1].kv_transfer_config is not None
     assert _set_up_transfer(configuration, wanted=False)[0].kv_transfer_config is None
     # Other files may be a model that vLLM does not configure so.
-    monkeypatch.setattr(prepared, "_prepared", (prepared._Recipe("key", b"", b"other files"), loaded))
+    monkeypatch.setattr(weights, "_prepared", (weights._Recipe("key", b"", b"other files"), loaded))
     made.clear()
     assert _set_up_transfer(configuration, wanted=True)[1] == identity
     assert len(made) == 2
     # An engine that lends nothing.
     monkeypatch.setattr(
-        prepared,
+        weights,
         "_prepared",
-        (prepared._Recipe("key", b"", prepared._encoded(files_of(first))), Loaded(None, vllm_config, {})),
+        (weights._Recipe("key", b"", weights._encoded(files_of(first))), Loaded(None, vllm_config, {})),
     )
-    assert not prepared.was_lent()
+    assert not weights.was_lent()

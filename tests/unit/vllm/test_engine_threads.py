@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from dynamo_local.core.process.soft_binding import Shares
-from dynamo_local.engine.vllm.engine_threads import EngineThreads, SoftBinding, soft_binding
+from dynamo_local.engine.vllm.processes import EngineThreads, SoftBinding, soft_binding
 from dynamo_local.tasks import TaskGuard
 from state.machine.threads import bind_thread, cores_of, threads_of
 from tests.unit.state.builders import ScriptedCores, python
@@ -131,7 +131,7 @@ async def test_nobody_looks_while_there_is_nothing_to_do(bound: None) -> None:
 def test_forks_begin_on_the_cores_of_the_slot_and_this_process_stays_where_it_is() -> None:
     code = f"""
 import os
-from dynamo_local.engine.vllm.engine_threads import EngineThreads, soft_binding
+from dynamo_local.engine.vllm.processes import EngineThreads, soft_binding
 binding = soft_binding(EngineThreads(), lambda: False, {{"DYN_CPU_CORES": "{CORES[0]}"}})
 binding.bind_forks()
 if (child := os.fork()) == 0:

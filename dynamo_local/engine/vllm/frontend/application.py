@@ -24,9 +24,8 @@ from dynamo_local.core.messages.endpoints import ServedAdapter
 from dynamo_local.core.ports import Dispatcher, Progress
 from dynamo_local.engine.vllm.arguments import chooses_log
 from dynamo_local.engine.vllm.environment import prepare_environment
-from dynamo_local.engine.vllm.frontend.outer import take_outer
-from dynamo_local.engine.vllm.frontend.routes import name_roots
 from dynamo_local.engine.vllm.frontend.settings import parse, with_defaults
+from dynamo_local.engine.vllm.frontend.surface import name_roots, take_outer
 from dynamo_local.engine.vllm.patches.check import require
 
 _BUILDER = ThreadPoolExecutor(1, thread_name_prefix="build-application")
@@ -231,7 +230,7 @@ def build_app(args: Namespace, llm: Any = None, tasks: tuple[Any, ...] = ("gener
     from vllm.entrypoints.launchers.app import build_app as build
     from vllm.entrypoints.serve.exception_handling.handlers.http import http_exception_handler
 
-    from dynamo_local.engine.vllm.frontend.client_errors import tell_invalid_bodies
+    from dynamo_local.engine.vllm.frontend.surface import tell_invalid_bodies
     from dynamo_local.engine.vllm.patches.metrics import count_http_together, http_counters
 
     http_counters()

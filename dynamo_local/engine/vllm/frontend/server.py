@@ -24,9 +24,8 @@ from dynamo_local.core.ports import Progress
 from dynamo_local.engine.vllm.arguments import chooses_log
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.frontend.application import build_app
-from dynamo_local.engine.vllm.frontend.outer import root_of, take_outer, under
-from dynamo_local.engine.vllm.frontend.routes import add_routes
 from dynamo_local.engine.vllm.frontend.settings import parse, with_defaults
+from dynamo_local.engine.vllm.frontend.surface import add_routes, root_of, take_outer, under
 from dynamo_local.engine.vllm.patches.check import require
 from dynamo_local.engine.vllm.patches.http_ticks import UvicornStop
 

@@ -26,7 +26,7 @@ from dynamo_local.engine.vllm.patches.forks import configure_logging_once
 from dynamo_local.process.ancestry import let_forks_lead_sessions
 
 if TYPE_CHECKING:
-    from dynamo_local.engine.vllm.engine_threads import SoftBinding
+    from dynamo_local.engine.vllm.processes import SoftBinding
 
 
 def tune_cpu_engine(binding: SoftBinding | None, *, eager: bool) -> None:

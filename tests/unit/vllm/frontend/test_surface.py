@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dynamo_local.engine.vllm.frontend.routes import describe_what_is_open, name_roots, show_one_model
+from dynamo_local.engine.vllm.frontend.surface import describe_what_is_open, name_roots, show_one_model
 
 fastapi = pytest.importorskip("fastapi", reason="FastAPI comes with vLLM")
 
