@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from dynamo_local.core.priority.fair_queue import Claim
 from dynamo_local.core.routing.caches.block_keys import KEY_BYTES, pack_hashes
-from dynamo_local.engine.mocker.kv.blocks import BlockHash
-from dynamo_local.engine.mocker.sampling import Sampling
+from dynamo_local.engine.mocker.blocks import BlockHash
 from dynamo_local.engine.mocker.sequence import Sequence
+from dynamo_local.engine.mocker.tokens import Sampling
 
 _LENGTH_ALONE = Sampling(max_tokens=None, ignore_eos=True)
 _OWN = 1 << 63

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from dynamo_local.engine.mocker.outcome import StepOutcome
+from dynamo_local.engine.mocker.sequence import StepOutcome
 from dynamo_local.engine.mocker.settings import MockerSettings
 
 

@@ -15,10 +15,8 @@ from dynamo_local.core.messages.presence import ClassUsage, Load
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.core.priority.classes import PriorityClass, class_of
 from dynamo_local.engine.kv.leases import Key
-from dynamo_local.engine.mocker.kv.pulling import Pull
-from dynamo_local.engine.mocker.outcome import Read, StepOutcome
 from dynamo_local.engine.mocker.scheduler import Scheduler
-from dynamo_local.engine.mocker.sequence import Sequence
+from dynamo_local.engine.mocker.sequence import Pull, Read, Sequence, StepOutcome
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.sim.events import Agenda
 from dynamo_local.sim.outcomes import Gaps, Served

@@ -21,7 +21,7 @@ from dynamo_local.core.ports import Request
 from dynamo_local.core.priority.fair_queue import Claim, in_turn
 from dynamo_local.core.request.recovery import RecoveryDeadlines, backoff_s
 from dynamo_local.core.routing.caches.block_keys import pack_hashes
-from dynamo_local.engine.mocker.kv.blocks import chain_hashes, root_hash
+from dynamo_local.engine.mocker.blocks import chain_hashes, root_hash
 
 
 class Placer:

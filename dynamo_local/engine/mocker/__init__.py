@@ -1,21 +1,15 @@
 """An engine without a model: real scheduling of a pretended KV cache, for fleets, faults and simulation.
 
     settings    what can be configured
-    tokens      which token follows a context; the oracle of tests
-    sampling    what a request asks for
-    blocks      the KV block pool: prefix cache, references, eviction
-    memory      what stands in each block, readable by other processes
-    contents    what blocks are given to hold, and what tokens make of it
-    sequence    one request on its way
-    outcome     one step of the scheduler
+    tokens      what a request asks for, and which token follows a context; the oracle of tests
+    blocks      the KV block pool (prefix cache, references, eviction), and what stands in each block, readable by
+                other processes
+    sequence    one request on its way, and the outcome of a step
     scheduler   what each step computes, admits, preempts and emits
-    logprobs    log-probabilities of the right shape
-    pulling     what the two ends of a pull agree on
-    source      the end that keeps blocks
-    reading     the end that reads them
+    pulls       the end of a pull that keeps blocks, and the end that reads them
     engine      the above in time, as a `core.ports.Engine`
 
-All but `memory`, `source`, `reading` and `engine` are pure: no clock, no I/O. Nothing here imports vLLM, torch or
+All but the blocks' memory, `pulls` and `engine` are pure: no clock, no I/O. Nothing here imports vLLM, torch or
 numpy; comments say where vLLM's behaviour is copied.
 
 **KV that is where it does not belong shows.** A block's content is a digest of all that it was computed from, a pull

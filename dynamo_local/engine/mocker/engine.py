@@ -21,13 +21,11 @@ from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Prefix, Progress, PulledPrefix, Step
 from dynamo_local.engine.kv.leases import Key
 from dynamo_local.engine.mocker import scheduler, sequence
-from dynamo_local.engine.mocker.kv.blocks import chain_hashes, root_hash
-from dynamo_local.engine.mocker.kv.pulling import fingerprint, plan_pull
-from dynamo_local.engine.mocker.kv.reading import Reads
-from dynamo_local.engine.mocker.kv.source import Source
-from dynamo_local.engine.mocker.outcome import StepOutcome
-from dynamo_local.engine.mocker.sampling import read_sampling
+from dynamo_local.engine.mocker.blocks import chain_hashes, root_hash
+from dynamo_local.engine.mocker.pulls import Reads, Source, fingerprint, plan_pull
+from dynamo_local.engine.mocker.sequence import StepOutcome
 from dynamo_local.engine.mocker.settings import MockerSettings
+from dynamo_local.engine.mocker.tokens import read_sampling
 
 _MADE_UP_S = 0.02
 """Delay of a step that the next one makes up for: what this process does between two steps is no part of the model. A

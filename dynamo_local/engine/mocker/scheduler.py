@@ -19,13 +19,18 @@ from dynamo_local.core.priority.classes import class_of
 from dynamo_local.core.priority.fair_queue import Claim, FairQueue
 from dynamo_local.engine.kv.leases import Key, Leases
 from dynamo_local.engine.mocker import tokens
-from dynamo_local.engine.mocker.kv.blocks import BlockHash, BlockPool, root_hash
-from dynamo_local.engine.mocker.kv.contents import Filling, fill, foreign_content
-from dynamo_local.engine.mocker.kv.memory import BlockMemory
-from dynamo_local.engine.mocker.outcome import Draft, Read, StepOutcome
-from dynamo_local.engine.mocker.sampling import Sampling
-from dynamo_local.engine.mocker.sequence import Sequence, check_prompt
+from dynamo_local.engine.mocker.blocks import (
+    BlockHash,
+    BlockMemory,
+    BlockPool,
+    Filling,
+    fill,
+    foreign_content,
+    root_hash,
+)
+from dynamo_local.engine.mocker.sequence import Draft, Read, Sequence, StepOutcome, check_prompt
 from dynamo_local.engine.mocker.settings import MockerSettings
+from dynamo_local.engine.mocker.tokens import Sampling
 
 
 class Scheduler:

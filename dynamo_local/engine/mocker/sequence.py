@@ -1,4 +1,4 @@
-"""State of a request in the scheduler."""
+"""One request on its way through the scheduler, and what a step of the scheduler has come to."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from dynamo_local.core.messages.tokens import FinishReason
 from dynamo_local.core.messages.work import RequestEpoch
 from dynamo_local.core.priority.fair_queue import Claim
 from dynamo_local.engine.mocker import tokens
-from dynamo_local.engine.mocker.kv.blocks import BlockHash, chain_hash
-from dynamo_local.engine.mocker.kv.pulling import Pull
-from dynamo_local.engine.mocker.sampling import Sampling
+from dynamo_local.engine.mocker.blocks import BlockHash, Filling, chain_hash
+from dynamo_local.engine.mocker.tokens import Sampling
+
+# State of a request in the scheduler.
 
 _TOKEN_IDS = 2**63
 
@@ -23,6 +24,27 @@ class Hold:
 
     name: RequestEpoch
     seconds: float
+
+
+@dataclass(frozen=True)
+class Pull:
+    """Another engine's blocks for the blocks from index `start` on of a context, readable until `until`."""
+
+    path: str
+    blocks: tuple[int, ...]
+    start: int
+    until: float
+    confirm: str = ""
+    """Pin that has to be confirmed after the read for this to count. Empty: `until` decides."""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.blocks)
+
+    def helps(self, cached: int, now: float) -> bool:
+        """Whether to read, if the first `cached` blocks are here: nothing may be missing between, and something
+        must be new."""
+        return self.start <= cached < self.end and now < self.until
 
 
 @dataclass(eq=False, slots=True)
@@ -114,3 +136,68 @@ def check_prompt(token_ids: Seq[int], limit: int) -> None:
         raise BadRequestError(f"a prompt of {len(token_ids)} tokens leaves no room for output in a context of {limit}")
     if min(token_ids) < 0 or max(token_ids) >= _TOKEN_IDS:
         raise BadRequestError("the prompt has a token id out of range")
+
+
+# Outcome of a step of the scheduler.
+
+
+@dataclass(frozen=True)
+class Read:
+    """Blocks of another engine, `sources`, are to be read into a request's blocks with indices from `start` on."""
+
+    sequence: Sequence
+    pull: Pull
+    start: int
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        return self.pull.blocks[self.start - self.pull.start :]
+
+    @property
+    def targets(self) -> list[int]:
+        return self.sequence.blocks[self.start : self.pull.end]
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """Work of one step, complete or under way."""
+
+    computed: dict[Sequence, int]
+    """Tokens whose KV is computed."""
+    admitted: tuple[Sequence, ...]
+    preempted: tuple[Sequence, ...]
+    emitted: tuple[Sequence, ...]
+    """Requests that draw one token, their last one, and may be finished by it."""
+    reads: tuple[Read, ...]
+    """Reads that begin with the step, but are no part of it: the caller does them and reports their ends."""
+    fillings: tuple[Filling, ...]
+
+    @property
+    def decode_seqs(self) -> int:
+        return sum(count == 1 for count in self.computed.values())
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(self.computed.values()) - self.decode_seqs
+
+    @property
+    def filled(self) -> set[int]:
+        """Blocks that are found in the cache though they are not written before the step's end."""
+        return {block for filling in self.fillings for block in filling.blocks[filling.start :]}
+
+
+@dataclass
+class Draft:
+    """A step being planned, with what is left of its budget of tokens."""
+
+    budget: int
+    computed: dict[Sequence, int] = field(default_factory=dict)
+    admitted: list[Sequence] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    fillings: list[Filling] = field(default_factory=list)
+
+    def outcome(self) -> StepOutcome:
+        emitted = tuple([sequence for sequence in self.computed if sequence.computed == sequence.length])
+        admitted, preempted = tuple(self.admitted), tuple(self.preempted)
+        return StepOutcome(self.computed, admitted, preempted, emitted, tuple(self.reads), tuple(self.fillings))

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dynamo_local.engine.mocker.outcome import StepOutcome
-from dynamo_local.engine.mocker.sampling import Sampling
 from dynamo_local.engine.mocker.scheduler import Scheduler
-from dynamo_local.engine.mocker.sequence import Sequence
+from dynamo_local.engine.mocker.sequence import Sequence, StepOutcome
 from dynamo_local.engine.mocker.settings import MockerSettings
-from dynamo_local.engine.mocker.tokens import continuation
+from dynamo_local.engine.mocker.tokens import Sampling, continuation
 
 VOCAB_SIZE = 256
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dynamo_local.core.routing.caches.block_keys import KEY_BYTES
-from dynamo_local.engine.mocker.kv.blocks import BlockHash, BlockPool, chain_hash, chain_hashes, root_hash
+from dynamo_local.engine.mocker.blocks import BlockHash, BlockPool, chain_hash, chain_hashes, root_hash
 
 TOTAL = 6
 HASHES = [bytes([i]) * KEY_BYTES for i in range(9)]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.engine.mocker.kv.blocks import chain_hashes, root_hash
-from dynamo_local.engine.mocker.kv.contents import Filling, fill, foreign_content
-from dynamo_local.engine.mocker.kv.memory import BlockMemory
+from dynamo_local.engine.mocker.blocks import BlockMemory, Filling, chain_hashes, fill, foreign_content, root_hash
 from dynamo_local.engine.mocker.tokens import continuation
 
 from .scheduling import VOCAB_SIZE, Watched, greedy, tiny

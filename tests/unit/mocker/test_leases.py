@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dynamo_local.engine.kv.leases import Key, Leases
-from dynamo_local.engine.mocker.kv.blocks import BlockPool
+from dynamo_local.engine.mocker.blocks import BlockPool
 
 TOTAL, MOST = 8, 5
 HASHES = [bytes([i]) for i in range(TOTAL)]

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.errors import EngineError
-from dynamo_local.engine.mocker.kv.memory import BlockMemory, read_remote
+from dynamo_local.engine.mocker.blocks import BlockMemory, read_remote
 
 A, B, ZERO = b"a" * 16, b"b" * 16, bytes(16)
 
 OTHER_PROCESS = """
 import sys
 from pathlib import Path
-from dynamo_local.engine.mocker.kv.memory import BlockMemory
+from dynamo_local.engine.mocker.blocks import BlockMemory
 memory = BlockMemory(4)
 memory.share(Path(sys.argv[1]))
 memory.write(2, b"x" * 16)

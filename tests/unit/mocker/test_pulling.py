@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.messages.kv import PinAnswer
 from dynamo_local.core.ports import PulledPrefix
-from dynamo_local.engine.mocker.kv.pulling import Handle, Pull, fingerprint, plan_pull
+from dynamo_local.engine.mocker.pulls import Handle, fingerprint, plan_pull
+from dynamo_local.engine.mocker.sequence import Pull
 from dynamo_local.engine.mocker.settings import MockerSettings
 
 HASHES = [bytes([i]) * 16 for i in range(6)]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.errors import RequestError
-from dynamo_local.engine.mocker.sampling import Sampling, read_sampling
+from dynamo_local.engine.mocker.tokens import Sampling, read_sampling
 
 
 def read(**fields: Any) -> Sampling:

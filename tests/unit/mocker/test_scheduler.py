@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from dynamo_local.core.errors import RequestError
 from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.messages.work import RequestEpoch
-from dynamo_local.engine.mocker.kv.pulling import Pull
 from dynamo_local.engine.mocker.scheduler import Scheduler
-from dynamo_local.engine.mocker.sequence import Hold
+from dynamo_local.engine.mocker.sequence import Hold, Pull
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.engine.mocker.tokens import continuation
 

@@ -6,9 +6,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from dynamo_local.engine.mocker.sampling import Sampling
 from dynamo_local.engine.mocker.sequence import Sequence
 from dynamo_local.engine.mocker.settings import MockerSettings
+from dynamo_local.engine.mocker.tokens import Sampling
 
 from .scheduling import Watched, assert_exact, greedy, tiny
 

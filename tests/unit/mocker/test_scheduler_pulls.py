@@ -8,12 +8,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dynamo_local.core.messages.work import RequestEpoch
 from dynamo_local.engine.kv.leases import Key
-from dynamo_local.engine.mocker.kv.blocks import BlockHash
-from dynamo_local.engine.mocker.kv.pulling import Pull
-from dynamo_local.engine.mocker.outcome import Read, StepOutcome
-from dynamo_local.engine.mocker.sampling import Sampling
+from dynamo_local.engine.mocker.blocks import BlockHash
 from dynamo_local.engine.mocker.scheduler import Scheduler
-from dynamo_local.engine.mocker.sequence import Hold, Sequence
+from dynamo_local.engine.mocker.sequence import Hold, Pull, Read, Sequence, StepOutcome
+from dynamo_local.engine.mocker.tokens import Sampling
 
 from .scheduling import assert_exact, greedy, tiny
 

@@ -1,1 +1,0 @@
-"""The mocker's KV cache: blocks, prefix cache, pins, and reads by other workers."""
