@@ -34,10 +34,8 @@ from benchmarks.harness.servers import (
 )
 from benchmarks.harness.spread import quantile
 from dynamo_local.core.stored.batches import order_of
-from dynamo_local.load.results.records import Record
-from dynamo_local.load.workload.arrivals import Gamma
-from dynamo_local.load.workload.lengths import Uniform
-from dynamo_local.load.workload.workload import Lengthwise, drawn
+from dynamo_local.load.figures import Record
+from dynamo_local.load.workload import Gamma, Lengthwise, Uniform, drawn
 from state.paths import StatePaths
 from state.stored.batches import BatchStore, new_batch_id
 from state.stored.files import FileDescription, FileStore

@@ -28,8 +28,7 @@ from benchmarks.harness.presences import PresenceLog
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import Server, add_override, parse_overrides, running, start_ours
 from benchmarks.harness.spread import bootstrap, median
-from dynamo_local.load.workload.lengths import Uniform
-from dynamo_local.load.workload.workload import Lengthwise
+from dynamo_local.load.workload import Lengthwise, Uniform
 
 SUMMARY = "decodes beside long prompts: separate prefill workers against workers that do both, on the same devices"
 TOGETHER, APART = "together", "apart"

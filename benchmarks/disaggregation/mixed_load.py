@@ -15,10 +15,8 @@ from benchmarks.harness.presences import PresenceLog
 from benchmarks.harness.servers import Server
 from benchmarks.harness.spread import quantile
 from dynamo_local.core.messages.tokens import TokenBatch
-from dynamo_local.load.results.records import Record
-from dynamo_local.load.workload.arrivals import Constant
-from dynamo_local.load.workload.lengths import Uniform
-from dynamo_local.load.workload.workload import Lengthwise, drawn, endless
+from dynamo_local.load.figures import Record
+from dynamo_local.load.workload import Constant, Lengthwise, Uniform, drawn, endless
 
 LONG_ANSWER = 16
 """Tokens. The answers of the streams are longer."""

@@ -20,7 +20,7 @@ from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.spread import median, quantile
 from dynamo_local.core.endpoints.turns.contenders import TURN_S, Limits
 from dynamo_local.core.endpoints.turns.turns import longest_wait_s
-from dynamo_local.load.results.records import Completion
+from dynamo_local.load.figures import Completion
 
 _REQUEST_S = 1.0
 """Mean time of a request."""

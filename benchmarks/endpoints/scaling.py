@@ -21,10 +21,9 @@ from benchmarks.harness.generated import client_of, generator_of
 from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.servers import NAMESPACE, Server, running, start_endpoints
 from benchmarks.harness.spread import median, quantile
-from dynamo_local.load.generator import Generator
-from dynamo_local.load.results.records import Record
-from dynamo_local.load.workload.lengths import Uniform
-from dynamo_local.load.workload.workload import Lengthwise, endless
+from dynamo_local.load.figures import Record
+from dynamo_local.load.session import Generator
+from dynamo_local.load.workload import Lengthwise, Uniform, endless
 from state.paths import StatePaths
 
 POLICIES = ("concurrency", "load")

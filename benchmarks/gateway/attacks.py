@@ -16,8 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
-from dynamo_local.load.errors import ExchangeError
-from dynamo_local.load.http.connection import Connections
+from dynamo_local.load.connection import Connections, ExchangeError
 
 _ANSWER_WITHIN_S = 60.0
 

@@ -7,10 +7,9 @@ from typing import Any
 from benchmarks.harness.client import HOST
 from benchmarks.harness.load import LETTERS
 from benchmarks.harness.servers import Server
-from dynamo_local.load.client import Client
-from dynamo_local.load.generator import Generator
-from dynamo_local.load.http.endpoint import Asking, Endpoint
-from dynamo_local.load.workload.prompts import Alphabet, Prompts
+from dynamo_local.load.client import Asking, Client, Endpoint
+from dynamo_local.load.session import Generator
+from dynamo_local.load.workload import Alphabet, Prompts
 
 _MAX_IN_FLIGHT = 1000
 

@@ -26,9 +26,8 @@ from benchmarks.harness.generated import endpoint_of
 from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.servers import Server, running, start_endpoints
 from benchmarks.keys.judging import Judged, Seen, judge
-from dynamo_local.load.client import Client
-from dynamo_local.load.http.endpoint import Asking
-from dynamo_local.load.results.records import Completion
+from dynamo_local.load.client import Asking, Client
+from dynamo_local.load.figures import Completion
 
 _CLIENTS_EACH = 3
 _PROMPT, _TOKENS = list(range(10, 30)), 8

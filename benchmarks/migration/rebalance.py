@@ -37,9 +37,7 @@ from benchmarks.migration.rebalance_report import PREEMPTIONS, Arm, Turn, report
 from benchmarks.planner.fleet import PROFILE
 from dynamo_local.control.client import ControlClient
 from dynamo_local.control.operations import SET_SETTING
-from dynamo_local.load.workload.arrivals import Gamma
-from dynamo_local.load.workload.lengths import PowerLaw, Uniform
-from dynamo_local.load.workload.workload import Lengthwise, drawn
+from dynamo_local.load.workload import Gamma, Lengthwise, PowerLaw, Uniform, drawn
 from state.paths import StatePaths
 
 SUMMARY = "workers are added to full ones: the same requests with rebalancing and without"

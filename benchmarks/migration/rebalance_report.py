@@ -10,7 +10,7 @@ import msgspec
 
 from benchmarks.harness.report import Figures, milliseconds, table
 from benchmarks.harness.spread import quantile
-from dynamo_local.load.results.records import Record
+from dynamo_local.load.figures import Record
 
 Arm = Literal["off", "on"]
 PREEMPTIONS = "preemptions"

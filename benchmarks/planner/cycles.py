@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import msgspec
 
 from benchmarks.planner.device_time import Held, device_seconds
-from dynamo_local.load.results.records import Record
-from dynamo_local.load.workload.arrivals import Sinusoid
+from dynamo_local.load.figures import Record
+from dynamo_local.load.workload import Sinusoid
 
 
 class Swing(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class Swing(msgspec.Struct, frozen=True):
         return self.cycles * self.period_s
 
     def times(self, draw: random.Random) -> Iterator[float]:
-        """As `dynamo_local.load.workload.arrivals.Arrivals`: without end."""
+        """As `dynamo_local.load.workload.Arrivals`: without end."""
         lowest_s = 0.75 * self.period_s
         for at_s in Sinusoid(self.low, self.high, self.period_s).times(draw):
             if at_s >= lowest_s:

@@ -25,8 +25,7 @@ from benchmarks.planner.device_time import DeviceLog
 from benchmarks.planner.fleet import READY_S, Arm, Pace, parse_arm, start_arm
 from benchmarks.planner.report import report, told
 from dynamo_local.core.errors import UsageError
-from dynamo_local.load.workload.lengths import Uniform
-from dynamo_local.load.workload.workload import Lengthwise, drawn
+from dynamo_local.load.workload import Lengthwise, Uniform, drawn
 from state.paths import StatePaths
 
 SUMMARY = "a swinging load: a fleet scaled by the planner, against fleets of the same and of twice the size"

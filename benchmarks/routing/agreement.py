@@ -31,8 +31,8 @@ from dynamo_local.core.migration.rebalancing import RebalancingLimits
 from dynamo_local.core.routing.policies import POLICIES
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.load.client import Client
-from dynamo_local.load.generator import Generator
-from dynamo_local.load.results.records import Record
+from dynamo_local.load.figures import Record
+from dynamo_local.load.session import Generator
 from dynamo_local.sim.fleet import names, simulate
 from dynamo_local.sim.messages import AT_ONCE, Messages
 from dynamo_local.sim.requests import Arrival

@@ -20,7 +20,7 @@ from benchmarks.harness.servers import ServerError, running
 from benchmarks.routing.arms import ARMS
 from benchmarks.routing.mockers import MAX_IN_FLIGHT, Prompts, start_mockers
 from dynamo_local.engine.mocker.settings import MockerSettings
-from dynamo_local.load.generator import Generator
+from dynamo_local.load.session import Generator
 from dynamo_local.sim.fleet import names, simulate
 from dynamo_local.sim.outcomes import Served, percentile
 from dynamo_local.sim.requests import Arrival

@@ -23,7 +23,7 @@ from benchmarks.routing.mockers import MAX_IN_FLIGHT, Prompts, start_mockers
 from dynamo_local.control.client import ControlClient
 from dynamo_local.control.descriptions import RouteLine, RoutesView
 from dynamo_local.control.operations import LIST_ROUTES
-from dynamo_local.load.generator import Generator
+from dynamo_local.load.session import Generator
 from state.paths import StatePaths
 
 _RATE = 12.0

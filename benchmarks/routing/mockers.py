@@ -14,7 +14,7 @@ from benchmarks.harness.models import RANDOM, model_folder
 from benchmarks.harness.servers import Server, start_ours
 from dynamo_local.core.routing.policies import DEFAULT
 from dynamo_local.engine.mocker.settings import MockerSettings
-from dynamo_local.load.workload.workload import Planned
+from dynamo_local.load.workload import Planned
 from dynamo_local.sim.requests import Arrival
 
 MAX_IN_FLIGHT = 1_000

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from dynamo_local.load.errors import ExchangeError
-from dynamo_local.load.http.answers import refusal
-from dynamo_local.load.http.body import Events
+from dynamo_local.load.client import refusal
+from dynamo_local.load.connection import Events, ExchangeError
 
 _REFUSED = 400
 

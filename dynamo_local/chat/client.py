@@ -14,9 +14,8 @@ import msgspec
 from dynamo_local.chat.answer import AnswerReader, Part
 from dynamo_local.core.conversation import Conversation
 from dynamo_local.core.errors import DynamoError
-from dynamo_local.load.errors import ExchangeError
-from dynamo_local.load.http.answers import refusal
-from dynamo_local.load.http.endpoint import Endpoint
+from dynamo_local.load.client import Endpoint, refusal
+from dynamo_local.load.connection import ExchangeError
 
 _PATH = "/v1/chat/completions"
 _SILENCE_S = 600.0

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from dynamo_local.core.errors import NotRunningError, UsageError
-from dynamo_local.load.errors import ExchangeError
-from dynamo_local.load.http.endpoint import Endpoint, ask, find_model, parse_url
+from dynamo_local.load.client import Endpoint, ask, find_model, parse_url
+from dynamo_local.load.connection import ExchangeError
 from state.namespaces import find_servers
 from state.paths import StatePaths
 from state.record import read_record

@@ -13,9 +13,8 @@ from dynamo_local.core.errors import DynamoError, UsageError
 from dynamo_local.core.http.bounds.admission import HEADER
 from dynamo_local.core.stored.batches import BATCH_ENDPOINTS, BATCH_PRIORITY
 from dynamo_local.core.stored.lines import Line, LineRefusedError, answered_line, read_line
-from dynamo_local.load.errors import ExchangeError, LoadError
-from dynamo_local.load.http.connection import Connections
-from dynamo_local.load.http.endpoint import Endpoint
+from dynamo_local.load.client import Endpoint
+from dynamo_local.load.connection import Connections, ExchangeError, LoadError
 from state.files import system_errors
 from state.stored.results import ResultFile
 

@@ -165,7 +165,7 @@ def run(
 
     from dynamo_local.cli.batch_file import BatchFile
     from dynamo_local.load.asked import read_key
-    from dynamo_local.load.http.endpoint import parse_url
+    from dynamo_local.load.client import parse_url
     from dynamo_local.monitor.progress_bar import progress_bar
 
     key = read_key(api_key_file, os.environ)

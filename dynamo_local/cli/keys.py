@@ -86,7 +86,7 @@ def create(name: str, expires: str | None, namespace: str, as_json: bool, **give
 
     from dynamo_local.control.operations import CREATE_KEY
     from dynamo_local.core.keys.registry import EXPIRES_IN_S, read_terms
-    from dynamo_local.load.results.quantities import parse_duration
+    from dynamo_local.load.quantities import parse_duration
 
     fields = {"name": name, **given, "endpoints": list(given["endpoints"])}
     if expires is not None:
@@ -131,7 +131,7 @@ def rotate(name: str, overlap: str, namespace: str, as_json: bool) -> None:
     dynamo key rotate alice --overlap 0           # it has leaked: end the former secret now
     """
     from dynamo_local.control.operations import ROTATE_KEY
-    from dynamo_local.load.results.quantities import parse_duration
+    from dynamo_local.load.quantities import parse_duration
 
     overlap_s = 0.0 if overlap.strip() == "0" else parse_duration(overlap)
     answer = _send(namespace, ROTATE_KEY, {"overlap_s": overlap_s}, name, as_json=as_json)

@@ -14,8 +14,8 @@ from dynamo_local.cli.output import print_json
 from dynamo_local.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from dynamo_local.load.generator import SendCounts
-    from dynamo_local.load.results.file import Run
+    from dynamo_local.load.runs import Run
+    from dynamo_local.load.session import SendCounts
 
 _STDOUT = Path("-")
 
@@ -159,9 +159,9 @@ def load(context: click.Context, /, json_file: Path | None, **options: Any) -> i
     import asyncio
     import os
 
+    from dynamo_local.load import runs
     from dynamo_local.load.asked import Asked
-    from dynamo_local.load.results import file
-    from dynamo_local.load.results.report import report
+    from dynamo_local.load.runs import report
     from dynamo_local.load.session import run
 
     settings = Asked(**options).settings(os.environ)
@@ -172,7 +172,7 @@ def load(context: click.Context, /, json_file: Path | None, **options: Any) -> i
     to_stdout = json_file == _STDOUT
     click.echo(report(finished), err=to_stdout)
     if json_file is not None:
-        _save(json_file, file.encode(finished))
+        _save(json_file, runs.encode(finished))
     return _exit_code(finished)
 
 
@@ -187,13 +187,13 @@ def compare(first: Path, second: Path, as_json: bool) -> None:
     """
     import random
 
-    from dynamo_local.load.results import comparison, file
+    from dynamo_local.load import runs
 
-    found = comparison.compare(file.read(first), file.read(second), random.Random(0))
+    found = runs.compare(runs.read(first), runs.read(second), random.Random(0))
     if as_json:
         print_json(found)
     else:
-        click.echo(comparison.as_text(found))
+        click.echo(runs.as_text(found))
 
 
 class _Terminal:

@@ -162,7 +162,7 @@ def state_folder() -> Path:
 
 def cutoff_of(since: str | None, clock: Callable[[], float] = time.time) -> float | None:
     """Return the Unix time before which nothing is to be shown, in seconds; None without --since. Raises UsageError."""
-    from dynamo_local.load.results.quantities import parse_duration
+    from dynamo_local.load.quantities import parse_duration
 
     return None if since is None else clock() - parse_duration(since)
 

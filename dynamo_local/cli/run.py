@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dynamo_local.chat.answer import Part
     from dynamo_local.chat.client import ChatClient
     from dynamo_local.core.conversation import Conversation
-    from dynamo_local.load.http.endpoint import Endpoint
+    from dynamo_local.load.client import Endpoint
 
 _PROMPT = ">>> "
 _DIM, _PLAIN = "\033[2m", "\033[0m"
@@ -196,7 +196,7 @@ def _target(stack: ExitStack, model: str | None, options: dict[str, Any]) -> tup
     from dynamo_local.chat.own_server import serving
     from dynamo_local.chat.running import choose, first_model, running_servers
     from dynamo_local.load.asked import read_key
-    from dynamo_local.load.http.endpoint import parse_url
+    from dynamo_local.load.client import parse_url
     from state.paths import state_root
 
     key = read_key(options["api_key_file"], {**os.environ, **_key_of_ours()})

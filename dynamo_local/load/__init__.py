@@ -3,10 +3,14 @@
 The package plans a load, sends it, and evaluates the answers. It knows nothing but a URL of the server, so that servers
 can be compared.
 
-For benchmarks and tests: `client.Client` requests one completion at a time; `generator.Generator` sends many, in an
-open or a closed loop. Both fill `results.records.Record`.
+    asked        the options of `dynamo load`, as settings
+    workload     planned requests, and their prompts
+    connection   HTTP
+    client       an OpenAI API: its answers, and a client of one model
+    session      sends a load
+    figures      the record of each request, and what follows from them
+    runs         what is saved, reported and compared
 
-Pure (no I/O, no clock, random numbers passed in): arrivals, lengths, traces, workload, prompts, body, answers, records,
-objectives, quantiles, figures, notes, comparison, report. The others read files or use the network: asked, file,
-connection, endpoint, client, generator, session.
+For benchmarks and tests: `client.Client` requests one completion at a time; `session.Generator` sends many, in an
+open or a closed loop. Both fill `figures.Record`.
 """

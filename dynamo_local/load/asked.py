@@ -11,14 +11,21 @@ from typing import Any
 import msgspec
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.load.http.endpoint import parse_url
-from dynamo_local.load.results.objectives import parse_objective
-from dynamo_local.load.results.quantities import parse_duration, shown_duration
+from dynamo_local.load.client import parse_url
+from dynamo_local.load.figures import parse_objective
+from dynamo_local.load.quantities import parse_duration, shown_duration
 from dynamo_local.load.session import Load, LoadLimits, Settings
-from dynamo_local.load.workload.arrivals import parse_arrivals
-from dynamo_local.load.workload.lengths import parse_lengths
-from dynamo_local.load.workload.traces import parse_trace
-from dynamo_local.load.workload.workload import Cut, Lengthwise, Planned, Sharing, drawn, endless
+from dynamo_local.load.workload import (
+    Cut,
+    Lengthwise,
+    Planned,
+    Sharing,
+    drawn,
+    endless,
+    parse_arrivals,
+    parse_lengths,
+    parse_trace,
+)
 
 KEY_ENV = "OPENAI_API_KEY"
 """Environment variable with the API key of `dynamo load`; --api-key-file takes precedence."""

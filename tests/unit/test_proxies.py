@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.load.http.endpoint import find_model, parse_url
+from dynamo_local.load.client import find_model, parse_url
 from dynamo_local.monitor.scraping import _get
 
 ROOT = Path(__file__).resolve().parents[2]

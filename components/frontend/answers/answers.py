@@ -41,7 +41,7 @@ from dynamo_local.core.answers.requests import as_kept, first_events, inner_body
 from dynamo_local.core.errors import DecodeError, StateError, one_line
 from dynamo_local.core.http.asgi import App, Event, begins_event_stream
 from dynamo_local.core.usage.records import LEFT, Counted
-from dynamo_local.load.http.body import Events
+from dynamo_local.load.connection import Events
 from dynamo_local.log_once import LogOnce
 from dynamo_local.tasks import TaskGuard, finish_in_thread, take_in_thread
 from state.answers.folder import AnswerFolder

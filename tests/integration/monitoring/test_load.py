@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.load.results.file import Run, read
+from dynamo_local.load.runs import Run, read
 from tests.integration.server_process import READY_WITHIN_S, ServerProcess
 
 pytestmark = pytest.mark.integration

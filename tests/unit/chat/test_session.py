@@ -18,7 +18,7 @@ from dynamo_local.chat.running import Served, choose
 from dynamo_local.chat.session import Session
 from dynamo_local.core.conversation import COMMANDS, Conversation
 from dynamo_local.core.errors import NotRunningError, UsageError
-from dynamo_local.load.http.endpoint import parse_url
+from dynamo_local.load.client import parse_url
 from tests.unit.load.stub import Exchange, Respond, Stub, serving
 
 

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.load.errors import ExchangeError
-from dynamo_local.load.http.answers import AnswerReader, refusal
-from dynamo_local.load.http.body import Body, Events, Head, parse_head
-from dynamo_local.load.results.records import Record
+from dynamo_local.load.client import AnswerReader, refusal
+from dynamo_local.load.connection import Body, Events, ExchangeError, Head, parse_head
+from dynamo_local.load.figures import Record
 
 EVENTS = [b'{"choices":[]}', b"x", b"[DONE]"]
 

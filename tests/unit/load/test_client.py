@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.load.client import Client
-from dynamo_local.load.http.endpoint import Asking, parse_url
-from dynamo_local.load.results.records import Completion
+from dynamo_local.load.client import Asking, Client, parse_url
+from dynamo_local.load.figures import Completion
 from tests.unit.load.stub import Exchange, Respond, Stub, complete, serving
 
 COMMENT = b"8\r\n: ping\n\n\r\n"

@@ -10,13 +10,9 @@ import msgspec
 import pytest
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.load.results import file
-from dynamo_local.load.results.comparison import as_text, compare
-from dynamo_local.load.results.figures import figures
-from dynamo_local.load.results.file import Run
-from dynamo_local.load.results.objectives import parse_objective
-from dynamo_local.load.results.records import Record
-from dynamo_local.load.results.report import report
+from dynamo_local.load import runs
+from dynamo_local.load.figures import Record, figures, parse_objective
+from dynamo_local.load.runs import Run, as_text, compare, report
 
 
 def run(slowness: float, warmup_s: float = 0.0, **settings: Any) -> Run:
@@ -75,11 +71,11 @@ def test_the_table_has_both_and_what_differs() -> None:
 
 def test_a_run_survives_its_file(tmp_path: Path) -> None:
     one = run(1.0)
-    (tmp_path / "a.json").write_bytes(file.encode(one))
-    again = file.read(tmp_path / "a.json")
+    (tmp_path / "a.json").write_bytes(runs.encode(one))
+    again = runs.read(tmp_path / "a.json")
     assert again.figures.errors == one.figures.errors
     assert again.requests[3].chunks_s == pytest.approx(one.requests[3].chunks_s, abs=1e-6)
-    assert file.encode(again) == file.encode(one)
+    assert runs.encode(again) == runs.encode(one)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +85,11 @@ def test_a_run_survives_its_file(tmp_path: Path) -> None:
 def test_files_that_are_no_runs(tmp_path: Path, content: str | None, says: str) -> None:
     path = tmp_path / "a.json"
     if content == "2":
-        path.write_bytes(file.encode(msgspec.structs.replace(run(1.0), format=2)))
+        path.write_bytes(runs.encode(msgspec.structs.replace(run(1.0), format=2)))
     elif content is not None:
         path.write_text(content)
     with pytest.raises(UsageError, match=says):
-        file.read(path)
+        runs.read(path)
 
 
 def test_the_report_has_what_there_is_and_no_more() -> None:

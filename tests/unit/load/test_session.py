@@ -13,14 +13,11 @@ import pytest
 
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.load.asked import Asked
-from dynamo_local.load.client import Client
-from dynamo_local.load.errors import LoadError
-from dynamo_local.load.generator import Generator, SendCounts
-from dynamo_local.load.http.endpoint import Asking, parse_url
-from dynamo_local.load.results.file import Run
-from dynamo_local.load.session import run
-from dynamo_local.load.workload.prompts import Alphabet, Prompts
-from dynamo_local.load.workload.workload import Planned
+from dynamo_local.load.client import Asking, Client, parse_url
+from dynamo_local.load.connection import LoadError
+from dynamo_local.load.runs import Run
+from dynamo_local.load.session import Generator, SendCounts, run
+from dynamo_local.load.workload import Alphabet, Planned, Prompts
 from tests.unit.load.stub import Exchange, Stub, complete, serving
 
 FAST = {"rate": "constant:1000", "input": "5-20", "output": "1-4"}

@@ -6,7 +6,7 @@ from benchmarks.endpoints.real_turns import _judged
 from benchmarks.endpoints.turn_bounds import fewest_swaps, least_swaps
 from benchmarks.endpoints.turn_world import Arrival, World
 from benchmarks.endpoints.turns import open_load
-from dynamo_local.load.results.records import Completion
+from dynamo_local.load.figures import Completion
 
 NAMES = ["a", "b", "c"]
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.migration.rebalance import samples_of
 from benchmarks.migration.rebalance_report import PREEMPTIONS, Turn
-from dynamo_local.load.results.records import Record
+from dynamo_local.load.figures import Record
 
 
 def record(*chunks_s: float, error: str = "") -> Record:

@@ -1,1 +1,0 @@
-"""HTTP for the load generator: connections, bodies, streamed answers."""

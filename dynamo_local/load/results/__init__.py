@@ -1,1 +1,0 @@
-"""Results of a load: records, figures, reports, comparisons."""

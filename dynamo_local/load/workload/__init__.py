@@ -1,1 +1,0 @@
-"""Workloads: arrivals, lengths, prompts, traces."""
