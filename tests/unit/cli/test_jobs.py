@@ -19,8 +19,7 @@ from dynamo_local.cli.batch_file import BatchFile
 from dynamo_local.cli.jobs import task
 from dynamo_local.core.async_tasks.records import TaskHead, TaskResult
 from dynamo_local.core.errors import StateError, UsageError
-<<<<<<< HEAD:tests/unit/cli/test_jobs.py
-from dynamo_local.load.http.endpoint import Endpoint, parse_url
+from dynamo_local.load.client import Endpoint, parse_url
 from state.async_tasks.store import TaskStore, new_task_id
 from state.paths import StatePaths
 
@@ -83,9 +82,6 @@ def test_each_owner_has_a_secret_that_stays(store: TaskStore) -> None:
     assert json.loads(run("secret", "api-key-file", "--json"))["secret"] != mine.strip()
     result = CliRunner().invoke(task, ["secret", "nobody"], standalone_mode=False)
     assert "there is no key 'nobody'" in str(result.exception)
-=======
-from dynamo_local.load.client import Endpoint, parse_url
->>>>>>> 78f6d863 (The load generator is seven modules: options, workload, connection, client, session, figures, runs):tests/unit/cli/test_batch.py
 
 
 class Api:
