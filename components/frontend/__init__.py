@@ -7,8 +7,8 @@ http/                   the gate before the OpenAI server
 endpoints/              the models that are served
 dispatcher, worker_link from the OpenAI server to workers, and tokens back
 requests/               the live requests
-placing/                which worker a request gets
-prefill/                prompts that prefill workers compute
+placing                 which worker a request gets
+prefill                 prompts that prefill workers compute
 migration/              requests that move while they run
 admin                   what operators ask
 """

@@ -21,16 +21,14 @@ from components.frontend.answers.kept_log import Recording, current_recording
 from components.frontend.deferral import submit_in_turn
 from components.frontend.explaining import RouteNotes, current_notes
 from components.frontend.keys.ticket import current_ticket
-from components.frontend.migration.executor import MigrationExecutor
-from components.frontend.migration.scheduler import MigrationScheduler
-from components.frontend.placing.assigner import Assigner
-from components.frontend.prefill.prefill_jobs import PrefillJobs
+from components.frontend.migration.scheduler import MigrationExecutor, MigrationScheduler
+from components.frontend.placing import Assigner
+from components.frontend.prefill import PrefillJobs
 from components.frontend.priority import prioritized
 from components.frontend.requests.live_requests import LiveRequest
 from components.frontend.requests.pausing import Pauses
 from components.frontend.requests.request_table import RequestTable
-from components.frontend.requests.retransmit import Retransmitter
-from components.frontend.worker_link import WorkerLink
+from components.frontend.worker_link import Retransmitter, WorkerLink
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError

@@ -21,10 +21,9 @@ from components.frontend.async_tasks.rest import TasksRest
 from components.frontend.async_tasks.running import Surroundings as TaskSurroundings
 from components.frontend.batches.pacing import QueuedWork, room_for_tasks
 from components.frontend.batches.run import BatchKeeper
-from components.frontend.endpoints.board import BoardWatch
 from components.frontend.endpoints.model import Application, ModelPlan, ModelScope, ServedModel
 from components.frontend.endpoints.revision import FrontendIdentity
-from components.frontend.endpoints.served_models import ServedModels
+from components.frontend.endpoints.served_models import BoardWatch, ServedModels
 from components.frontend.http.callers import who_asks
 from components.frontend.http.forwarding import Forwarding
 from components.frontend.http.gate import Administration, HttpGate, SettingNames

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from components.frontend.dispatcher import BusDispatcher
-from components.frontend.placing.assigner import LocalAssigner, RouterAssigner
-from components.frontend.prefill.prefill_jobs import PrefillJobs
+from components.frontend.placing import LocalAssigner, RouterAssigner
+from components.frontend.prefill import PrefillJobs
 from components.frontend.requests.live_requests import LiveRequest
 from components.frontend.requests.request_table import RequestTable
 from dynamo_local.bus.nats import Bus

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import pytest
 
-from components.frontend.placing.assigner import LocalAssigner, RouterAssigner
-from components.frontend.prefill.prefill_jobs import PrefillDeadlines
+from components.frontend.placing import LocalAssigner, RouterAssigner
+from components.frontend.prefill import PrefillDeadlines
 from dynamo_local.bus.jetstream.prefill_queue import LIMITS, PrefillQueue, create_prefill_queue
 from dynamo_local.bus.jetstream.streams import QueueLimits
 from dynamo_local.bus.nats import Bus, BusAddress

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from components.frontend.dispatcher import BusDispatcher
-from components.frontend.placing.assigner import Assigner, LocalAssigner
-from components.frontend.prefill.prefill_jobs import PrefillJobs
+from components.frontend.placing import Assigner, LocalAssigner
+from components.frontend.prefill import PrefillJobs
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import TICK_S, FleetWatch
 from dynamo_local.bus.subscriptions import Answer

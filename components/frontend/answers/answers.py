@@ -23,11 +23,11 @@ from components.frontend.answers.kept_log import (
     Recording,
     recorded,
 )
-from components.frontend.answers.limits import AnswerLimits
 from components.frontend.http.callers import Caller
 from components.frontend.http.incoming import replayed
 from components.frontend.http.own_requests import nothing_more, own_scope
 from components.frontend.http.usage import note_attempts
+from components.frontend.settings import AnswerLimits
 from dynamo_local.core.answers.events import (
     CANCELLED,
     QUEUED,

@@ -12,9 +12,9 @@ from components.frontend.dispatcher import BusDispatcher
 from components.frontend.http.models import ModelEntry
 from components.frontend.http.waking import WorkersHere
 from components.frontend.migration.rebalancer import Rebalancer
-from components.frontend.placing.assigner import Assigner, LocalAssigner, RouterAssigner
-from components.frontend.prefill.prefill_jobs import PrefillJobs
-from components.frontend.requests.request_news import RequestEvents
+from components.frontend.placing import Assigner, LocalAssigner, RouterAssigner
+from components.frontend.prefill import PrefillJobs
+from components.frontend.requests.live_requests import RequestEvents
 from components.frontend.settings import FrontendSettings, limits_of
 from dynamo_local.bus.events import publish_event
 from dynamo_local.bus.jetstream.live_settings import LiveSettingsWatch

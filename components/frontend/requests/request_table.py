@@ -10,25 +10,24 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import msgspec
 
 from components.frontend.answers.kept_log import Recording
 from components.frontend.explaining import RouteNotes
-from components.frontend.placing.assigner import Assigner
-from components.frontend.placing.placer import Placer
-from components.frontend.prefill.prefill_jobs import PrefillJobs
-from components.frontend.prefill.remote_prefill import RemotePrefill
+from components.frontend.placing import Assigner, Placer
+from components.frontend.prefill import PrefillJobs, RemotePrefill
 from components.frontend.requests.live_requests import LiveRequest, LiveRequests
-from components.frontend.requests.trials import Trials
 from components.frontend.worker_link import WorkerLink
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError, DecodeError
+from dynamo_local.core.fleet.view import Change
 from dynamo_local.core.messages.tokens import Fault, TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch
 from dynamo_local.core.ports import Outputs, Request
 from dynamo_local.core.request.log import RequestLog, failure
-from dynamo_local.core.request.recovery import RecoveryDeadlines, verdict_after_loss
+from dynamo_local.core.request.recovery import Ask, Begin, RecoveryDeadlines, next_step, verdict_after_loss
 from dynamo_local.tasks import TaskGuard
 
 _log = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ class RequestTable:
         self.outputs: asyncio.Queue[Outputs] = asyncio.Queue()
         self.placer = Placer(self.requests, link, fleet, assigner, deadlines)
         self.trials = Trials(self.requests, link, fleet, tasks, deadlines)
-        self.remote_prefill = RemotePrefill(self, link, tasks, jobs)
+        self.remote_prefill = RemotePrefill(self.requests, self.placer, self.place, link, tasks, jobs)
         self.on_end: Callable[[LiveRequest, bool], None] = lambda live, failed: None
 
     def add(self, request: Request, notes: RouteNotes | None = None, recording: Recording | None = None) -> None:
@@ -192,3 +191,98 @@ class RequestTable:
         if live.log.worker is not None:
             await self._link.cancel(live.log.worker, live.log.current)
         await self.remote_prefill.release(live)
+
+
+# Tries suspect requests: one at a time, each alone on a worker that is set apart for it. Which requests are suspect,
+# and what comes of a trial, is decided in core/request/recovery.py.
+#
+# A worker that is set apart says so in its presence. Nothing is routed there then, and every frontend migrates away the
+# requests that it has there (migration/scheduler.py). In a graph with one worker the other requests wait meanwhile, for
+# as long as a request that lost its worker waits.
+
+
+class Trials:
+    """The trials of one frontend's suspect requests."""
+
+    def __init__(
+        self,
+        requests: LiveRequests,
+        link: WorkerLink,
+        fleet: FleetWatch,
+        tasks: TaskGuard,
+        deadlines: RecoveryDeadlines,
+    ) -> None:
+        self._requests = requests
+        self._link = link
+        self._fleet = fleet
+        self._tasks = tasks
+        self._deadlines = deadlines
+        self._waiting: list[LiveRequest] = []
+        """Suspects in the order in which they are tried."""
+        self._tried: LiveRequest | None = None
+        self._changed = asyncio.Event()
+        """Set when the fleet or `_waiting` changes, and then replaced."""
+
+    def start(self) -> None:
+        """Follow the fleet from now on."""
+        self._fleet.subscribe(self._on_change)
+
+    async def worker_for(self, live: LiveRequest) -> str | None:
+        """Wait until the suspect may be tried, and a worker is free for it. Return that worker: the trial begins. None
+        if there was no worker in time, or the request has ended."""
+        deadline = time.monotonic() + self._deadlines.recovery_s
+        self._waiting.append(live)
+        try:
+            return await self._worker_for(live, deadline)
+        finally:
+            self._waiting = [other for other in self._waiting if other is not live]
+            self._wake()
+
+    def end(self, live: LiveRequest) -> None:
+        """End the request's trial or its wait for one: it has ended, is cleared, or has lost its worker."""
+        if self._tried is live:
+            self._tried = None
+            self._tasks.spawn("end of a trial", self.tidy())
+        if self._waiting:
+            self._wake()
+
+    async def tidy(self) -> None:
+        """Have workers take requests again that are set apart for none any more. Call from time to time: the message
+        may be lost."""
+        wanted = {live.request_id for live in (self._tried, *self._waiting[:1]) if live is not None}
+        for worker in self._fleet.view.exclusive():
+            exclusive = worker.exclusive
+            if exclusive is None or exclusive.frontend != self._link.frontend:
+                continue
+            if exclusive.request_id not in wanted:
+                await self._link.end_exclusive(worker.lease, exclusive.request_id)
+
+    async def _worker_for(self, live: LiveRequest, deadline: float) -> str | None:
+        asked: str | None = None
+        while self._requests.is_live(live) and (remaining := deadline - time.monotonic()) > 0:
+            # Taken before looking, so that no change between the look and the wait is missed.
+            changed = self._changed
+            if self._tried is None and self._waiting[0] is live:
+                await self.tidy()
+                workers, recovery = self._fleet.view.ready(), live.recovery
+                step = next_step(live.request_id, self._link.frontend, workers, asked, recovery.avoid)
+                match step:
+                    case Begin():
+                        _log.warning("request %s is tried alone: %s", live.request_id, recovery.standing.suspicion)
+                        self._tried = live
+                        return step.worker
+                    case Ask():
+                        asked = step.worker
+                        await self._link.ask_exclusive(asked, live.request_id)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(remaining, self._deadlines.ask_again_s)):
+                    await changed.wait()
+        return None
+
+    def _on_change(self, _: Change) -> None:
+        if self._waiting:
+            self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

@@ -14,10 +14,10 @@ import pytest
 
 from components.frontend.answers.answers import Answers
 from components.frontend.answers.kept_log import Recording, current_recording
-from components.frontend.answers.limits import AnswerLimits
 from components.frontend.answers.rest import AnswersRest
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
+from components.frontend.settings import AnswerLimits
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.paths import RESPONSES
 from dynamo_local.core.messages.tokens import TokenDelta

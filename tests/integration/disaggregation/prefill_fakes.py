@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from components.frontend.prefill.prefill_jobs import PrefillDeadlines, PrefillJobs
+from components.frontend.prefill import PrefillDeadlines, PrefillJobs
 from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer, TakenJob
 from dynamo_local.bus.jetstream.prefill_queue import LIMITS, PrefillQueue
 from dynamo_local.bus.nats import Bus

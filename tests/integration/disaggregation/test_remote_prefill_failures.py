@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from components.frontend.prefill.prefill_jobs import PrefillDeadlines
+from components.frontend.prefill import PrefillDeadlines
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch
 from tests.integration.conftest import Disaggregate

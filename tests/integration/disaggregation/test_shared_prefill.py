@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from components.frontend.prefill.prefill_jobs import PrefillDeadlines
+from components.frontend.prefill import PrefillDeadlines
 from dynamo_local.bus.jetstream.prefill_queue import LIMITS
 from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.tokens import TokenDelta

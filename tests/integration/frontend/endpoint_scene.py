@@ -13,10 +13,9 @@ from typing import Any
 
 import msgspec
 
-from components.frontend.endpoints.board import BoardWatch
 from components.frontend.endpoints.model import Application
 from components.frontend.endpoints.revision import FrontendIdentity
-from components.frontend.endpoints.served_models import ServedModels
+from components.frontend.endpoints.served_models import BoardWatch, ServedModels
 from components.frontend.http.gate import HttpGate
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch

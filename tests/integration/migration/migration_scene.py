@@ -21,7 +21,7 @@ from typing import Self
 from msgspec import structs
 
 from components.frontend.migration.scheduler import AtOnce
-from components.frontend.placing.assigner import LocalAssigner, RouterAssigner
+from components.frontend.placing import LocalAssigner, RouterAssigner
 from dynamo_local.bus.nats import Bus, BusAddress
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.bus.subscriptions import Message

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from components.frontend.placing.assigner import RouterAssigner
+from components.frontend.placing import RouterAssigner
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.kv_events import KvChanges
 from dynamo_local.core.messages.routing import Assignment

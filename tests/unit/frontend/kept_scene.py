@@ -12,11 +12,11 @@ from typing import Any
 
 from components.frontend.answers.answers import Answers
 from components.frontend.answers.kept_log import current_recording
-from components.frontend.answers.limits import AnswerLimits
 from components.frontend.answers.rest import AnswersRest
 from components.frontend.http.gate import Administration, HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.usage import UsageMeter, tally_of
+from components.frontend.settings import AnswerLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.paths import RESPONSES

@@ -8,7 +8,7 @@ from typing import cast
 
 import msgspec
 
-from components.frontend.endpoints.board import BoardWatch
+from components.frontend.endpoints.served_models import BoardWatch
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core.messages.endpoints import Board, BoardRevision

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from components.frontend.answers.answers import Answers
-from components.frontend.answers.limits import AnswerLimits
+from components.frontend.settings import AnswerLimits
 from dynamo_local.core.answers.records import AnswerHead, begun
 from dynamo_local.tasks import TaskGuard
 from state.answers.folder import AnswerFolder

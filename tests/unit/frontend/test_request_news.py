@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.frontend.requests.live_requests import LiveRequest, LiveRequests
-from components.frontend.requests.request_news import MOST_NEW, RequestEvents
+from components.frontend.requests.live_requests import MOST_NEW, LiveRequest, LiveRequests, RequestEvents
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.ports import Request

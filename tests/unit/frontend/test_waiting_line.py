@@ -9,7 +9,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.frontend.placing.placer import WaitingLine
+from components.frontend.placing import WaitingLine
 from dynamo_local.core.ports import Request
 
 REQUESTS = st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 3)), max_size=12)

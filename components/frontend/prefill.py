@@ -18,41 +18,199 @@ first tokens from it. If the job fails, they are offered again, or placed withou
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from components.frontend.prefill.prefill_jobs import HOLD_S, Held, Job, PrefillDeadlines, PrefillJobs
-from components.frontend.requests.live_requests import LiveRequest
+from components.frontend.placing import Placer
+from components.frontend.requests.live_requests import Held, Job, LiveRequest, LiveRequests
 from components.frontend.worker_link import WorkerLink
+from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.bus.subscriptions import Answer
-from dynamo_local.core.errors import BusError
-from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant
+from dynamo_local.core.errors import BusError, DecodeError
+from dynamo_local.core.fleet.view import PREFILL_ROLE
+from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion
+from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant, PrefillJob
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Request
+from dynamo_local.core.priority.classes import PriorityClass, ahead_of, class_of
+from dynamo_local.core.priority.fair_queue import Claim
+from dynamo_local.core.request.disaggregation import JobTurns, PrefillLimits, PrefillReason, decide, worth_asking
 from dynamo_local.core.request.log import Verdict
 from dynamo_local.core.request.recovery import Fidelity
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 
-if TYPE_CHECKING:
-    # The table builds this part, which places requests again by the table.
-    from components.frontend.requests.request_table import RequestTable
-
 _log = logging.getLogger(__name__)
+
+
+# Whether a prompt is worth a prefill job, and the publishing of the job.
+
+_CACHED_TIMEOUT_S = 2.0
+"""Until a decode worker has answered how much it has cached, which it does between two engine steps."""
+
+_LENGTH_AGE_S = 0.25
+"""Age up to which a reading of the queue's length is used again."""
+
+HOLD_S = 60.0
+"""For so long a prefill worker keeps the blocks of a finished prefill, if no decode worker pulls them."""
+
+
+@dataclass(frozen=True)
+class PrefillDeadlines:
+    """Limits of remote prefill: seconds until a job ends, and how often it is tried."""
+
+    in_queue_s: float = 10.0
+    """Until a prefill worker has claimed the job. After that the decode worker computes the prompt."""
+    at_work_s: float = 120.0
+    """From the claim until the prompt is computed: far more than any worker takes that is not stuck."""
+    jobs: int = 2
+    """Jobs of one request at most: a job that is lost with its prefill worker may be followed by another."""
+    deliveries: int = 3
+    """Deliveries of one job at most."""
+
+
+class PrefillJobs:
+    """The prefill jobs of one frontend."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        lease: str,
+        fleet: FleetWatch,
+        limits: Callable[[], PrefillLimits],
+        deadlines: PrefillDeadlines | None = None,
+    ) -> None:
+        """`lease` is the frontend's own. `limits` returns the limits that hold now."""
+        self._bus = bus
+        self._subjects = subjects
+        self._lease = lease
+        self._fleet = fleet
+        self._limits = limits
+        self.deadlines = deadlines or PrefillDeadlines()
+        self._queue = PrefillQueue(bus, subjects)
+        self.turns = JobTurns[Job](lambda job: job.tokens)
+        """The jobs that wait in the queue, as far as it has confirmed them."""
+        self._arrivals = itertools.count()
+        self._lengths: tuple[float, dict[PriorityClass, int] | None] = (0.0, None)
+        self._reading = asyncio.Lock()
+        self.outcomes: Counter[str] = Counter()
+        """Number of decisions by reason, and of jobs by their ends."""
+
+    async def wanted(self, request: Request, decode: str, *, queued: bool = False) -> bool:
+        """Return whether the request is to be prefilled by another worker than its decode worker.
+
+        `queued`: there is a job for its prompt already, so that the queue does not grow.
+        """
+        limits, tokens = self._limits(), len(request.prompt_token_ids)
+        if not request.prefill_elsewhere:
+            return False
+        if not worth_asking(tokens, limits):
+            self.outcomes[PrefillReason.SHORT] += 1
+            return False
+        workers = len(self._fleet.view.routable((PREFILL_ROLE,)))
+        waiting = await self._waiting(request) if workers and not queued else 0
+        # The question costs the decode worker time, so it is asked only if the answer matters.
+        decision = decide(tokens, 0, waiting, workers, limits)
+        if decision.remote:
+            cached = await self._cached(request, decode)
+            # Other jobs may have been published meanwhile.
+            decision = decide(tokens, cached, 0 if queued else await self._waiting(request), workers, limits)
+        self.outcomes[decision.reason] += 1
+        return decision.remote
+
+    def job_for(self, request: Request) -> Job:
+        """Return a new job for the request, not published yet."""
+        _, waiting = self._lengths
+        if waiting is not None:
+            # Many jobs may be published between two readings, so each is counted here.
+            waiting[class_of(request.priority)] += 1
+        deadline, tokens = time.monotonic() + self.deadlines.in_queue_s, len(request.prompt_token_ids)
+        return Job(uuid4().hex, request.request_id, deadline, priority=request.priority, tokens=tokens)
+
+    async def publish(self, request: Request, job: Job) -> None:
+        """Put the job into the prefill queue. Raises BusError."""
+        valid_s = job.deadline - time.monotonic()
+        await self._queue.publish(
+            PrefillJob(job.id, request.request_id, self._lease, job.tokens, valid_s, request.priority)
+        )
+
+    def take_turns(self, request: Request, job: Job) -> None:
+        """Have keys take turns at the job, which the queue has confirmed and nobody has claimed."""
+        claim = Claim(request.priority, request.arrival_time, next(self._arrivals), request.key)
+        self.turns.add(job, claim)
+
+    async def answer_claims(self, handler: Callable[[PrefillClaim, Answer], Awaitable[None]]) -> None:
+        """Have `handler` answer each claim of this frontend's requests."""
+        await self._bus.serve(self._subjects.claims(self._lease), PrefillClaim, handler)
+
+    async def _cached(self, request: Request, decode: str) -> int | None:
+        question = CachedQuestion(list(request.prompt_token_ids), request.cache_salt, request.adapter)
+        try:
+            subject = self._subjects.cached(decode)
+            return (await self._bus.ask(subject, question, CachedAnswer, timeout_s=_CACHED_TIMEOUT_S)).tokens
+        except (BusError, DecodeError) as error:
+            _log.warning("worker %s does not say how much of a prompt it has cached: %s", decode, error)
+            return None
+
+    async def _waiting(self, request: Request) -> int | None:
+        """Jobs that go before one of this request; None if that is not known. Those of the other frontends count in
+        full: keys take turns at each frontend."""
+        async with self._reading:
+            read_at, waiting = self._lengths
+            if time.monotonic() - read_at > _LENGTH_AGE_S:
+                waiting = await self._read_lengths()
+                self._lengths = (time.monotonic(), waiting)
+        if waiting is None:
+            return None
+        *higher, own = ahead_of(class_of(request.priority))
+        elsewhere = max(0, waiting[own] - self.turns.of(own))
+        return sum(waiting[one] for one in higher) + elsewhere + self.turns.before(own, request.key)
+
+    async def _read_lengths(self) -> dict[PriorityClass, int] | None:
+        try:
+            return await self._queue.waiting()
+        except BusError as error:
+            _log.warning("the length of the prefill queue is unknown: %s", error)
+            return None
+
+
+# What becomes of the job and of its request (see above).
+
+
+Place = Callable[[LiveRequest, str | None], Coroutine[Any, Any, None]]
+"""Gives a request to a worker: to that of this lease, if it still takes requests. Never raises."""
 
 
 class RemotePrefill:
     """Has prompts of one frontend's requests computed by prefill workers."""
 
-    def __init__(self, table: RequestTable, link: WorkerLink, tasks: TaskGuard, jobs: PrefillJobs | None) -> None:
+    def __init__(
+        self,
+        requests: LiveRequests,
+        placer: Placer,
+        place: Place,
+        link: WorkerLink,
+        tasks: TaskGuard,
+        jobs: PrefillJobs | None,
+    ) -> None:
         """`jobs`: None if the graph has no prefill workers. No request is ever offered then."""
-        self._table = table
-        self._requests = table.requests
+        self._requests = requests
+        self._placer = placer
+        self._place = place
         self._link = link
         self._tasks = tasks
         self._jobs = jobs
@@ -139,7 +297,7 @@ class RemotePrefill:
         self._waits_no_more(job)
         for other in self._sharing(job):
             other.prefill.job = None
-            self._tasks.spawn(f"place {other.request_id}", self._table.place(other, other.prefill.decode_worker))
+            self._tasks.spawn(f"place {other.request_id}", self._place(other, other.prefill.decode_worker))
 
     async def release(self, live: LiveRequest) -> None:
         """Free the prefill that is held for the request, unless others need it: the decode worker has the KV, or the
@@ -174,7 +332,7 @@ class RemotePrefill:
             self._take_back(live)
         job.granted = live.log.assign(claim.worker)
         job.deadline = time.monotonic() + self._deadlines.at_work_s
-        return msgspec.structs.replace(self._table.placer.submission(live, job.granted, at_most=1), hold_s=HOLD_S)
+        return msgspec.structs.replace(self._placer.submission(live, job.granted, at_most=1), hold_s=HOLD_S)
 
     def _job_of(self, claim: PrefillClaim) -> Job | None:
         """Return what the job that is claimed stands for; None: nobody needs it any more."""
@@ -223,7 +381,7 @@ class RemotePrefill:
                 self._take_back(live)
             live.prefill.job = None
             live.prefill.jobs = self._deadlines.jobs
-            place = self._table.place(live, live.prefill.decode_worker)
+            place = self._place(live, live.prefill.decode_worker)
             self._tasks.spawn(f"prefill {live.request_id} at its decode worker", place)
 
     def _hand_over(self, job: Job, sharing: list[LiveRequest]) -> None:
@@ -239,7 +397,7 @@ class RemotePrefill:
         for live in sharing:
             live.prefill.job = None
             live.prefill.held = Held(source, prefill)
-            place = self._table.place(live, live.prefill.decode_worker)
+            place = self._place(live, live.prefill.decode_worker)
             self._tasks.spawn(f"hand over {live.request_id}", place)
 
     def _job_for(self, request: Request) -> Job | None:

@@ -1,1 +1,0 @@
-"""Prompts that prefill workers compute."""
