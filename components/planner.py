@@ -37,7 +37,7 @@ class Planner(Service):
 
     def __init__(self, context: ServiceContext) -> None:
         # Imported here: a frontend imports this module for its dependencies, and needs no supervisor.
-        from dynamo_local.planner.recorders import recorders_of
+        from dynamo_local.planner.decision_log import recorders_of
         from dynamo_local.planner.session import PlannerSession
 
         options = context.settings(PlannerSettings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dynamo_local.core.messages.kv_events import KvChanges
-from dynamo_local.core.routing.caches.block_keys import unpack
+from dynamo_local.core.routing.caches.index import unpack
 
 
 @dataclass

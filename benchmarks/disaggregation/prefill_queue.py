@@ -22,9 +22,15 @@ from benchmarks.harness.nats import nats_server
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.servers import NAMESPACE
 from benchmarks.harness.spread import Interval, bootstrap, median, quantile
-from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer, TakenJob
-from dynamo_local.bus.jetstream.prefill_queue import LIMITS, PrefillQueue, create_prefill_queue
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.jetstream.prefill_queue import (
+    LIMITS,
+    PrefillConsumer,
+    PrefillQueue,
+    TakenJob,
+    create_prefill_queue,
+)
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.harness.accounting import Process, descendants
 from benchmarks.harness.servers import ServerError
-from dynamo_local.bus.nats import BusAddress
+from dynamo_local.bus.address import BusAddress
 from dynamo_local.supervisor.server.nats.nats_server import NatsServer
 
 _START_WITHIN_S = 20.0

@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.harness.servers import NAMESPACE, READY_WITHIN_S, Server, ServerError
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Subscription
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.tokens import TokenBatch

@@ -29,7 +29,8 @@ from benchmarks.harness.servers import (
     start_ours,
 )
 from benchmarks.machine.thread_times import read_threads
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.admin import ParkAnswer, ParkQuestion
 from dynamo_local.core.subjects import Subjects
 from state.paths import StatePaths

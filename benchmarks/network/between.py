@@ -41,7 +41,8 @@ from benchmarks.harness.spread import median
 from benchmarks.harness.two_machines import TwoMachines, two_machines, why_not
 from benchmarks.migration.orders import Orders, draw_prompt
 from benchmarks.network.pulls import Asker
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.subjects import Subjects
 from state.paths import STATE_DIR_VARIABLE, StatePaths

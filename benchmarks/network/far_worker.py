@@ -16,7 +16,8 @@ import tempfile
 from pathlib import Path
 
 from components.workers.worker import VllmWorker
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import Watcher

@@ -14,7 +14,7 @@ import msgspec
 
 from benchmarks.harness.servers import NAMESPACE, Server
 from dynamo_local.core.fleet.view import PREFILL_ROLE
-from dynamo_local.planner.server_state import claims_of
+from dynamo_local.planner.metrics import claims_of
 from state.paths import StatePaths
 from state.statefile.store import StateStore
 

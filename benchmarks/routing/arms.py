@@ -11,9 +11,8 @@ from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.core.messages.routes import WeighedWorker
 from dynamo_local.core.messages.routing import AssignRequest
 from dynamo_local.core.ports import CacheChanges
-from dynamo_local.core.routing.choice import RoutingChoice, RoutingPolicy, cached_tokens, weighed
 from dynamo_local.core.routing.ledger import Ledger
-from dynamo_local.core.routing.policies import POLICIES
+from dynamo_local.core.routing.policies import POLICIES, RoutingChoice, RoutingPolicy, cached_tokens, weighed
 from dynamo_local.sim.requests import Arrival
 from dynamo_local.sim.routers import Placement
 

@@ -10,10 +10,9 @@ from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.spread import median, quantile
 from dynamo_local.core.messages.kv_events import KvChanges
 from dynamo_local.core.messages.routing import AssignRequest
-from dynamo_local.core.routing.cache_policies import SoonestFirstToken
-from dynamo_local.core.routing.caches.block_keys import pack
-from dynamo_local.core.routing.caches.index import PrefixIndex
+from dynamo_local.core.routing.caches.index import PrefixIndex, pack
 from dynamo_local.core.routing.ledger import Ledger
+from dynamo_local.core.routing.policies import SoonestFirstToken
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.sim.fleet import names
 from dynamo_local.sim.routers import presence_of

@@ -14,7 +14,8 @@ import msgspec
 import uvloop
 
 from benchmarks.harness.servers import NAMESPACE
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.core.beats import BEAT_S
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load, Presence

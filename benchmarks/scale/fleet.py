@@ -31,9 +31,8 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.planning.decide import decide
-from dynamo_local.core.planning.observation import Claim, observe
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.window import aggregate
+from dynamo_local.core.planning.window import Claim, aggregate, observe
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 

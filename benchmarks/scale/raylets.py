@@ -20,7 +20,8 @@ from benchmarks.harness.raylets import Raylets, raylet_pid, raylets
 from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.servers import NAMESPACE, READY_WITHIN_S, Server, ServerError, add_project, running, start_ours
 from benchmarks.harness.spread import median
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.messages.presence import Presence

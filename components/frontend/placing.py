@@ -25,11 +25,10 @@ from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Request
 from dynamo_local.core.priority.fair_queue import Claim, in_turn
 from dynamo_local.core.request.recovery import RecoveryDeadlines, backoff_s
-from dynamo_local.core.routing.caches.block_keys import pack_hashes
-from dynamo_local.core.routing.choice import RoutingPolicy
+from dynamo_local.core.routing.caches.index import pack_hashes
 from dynamo_local.core.routing.explanation import route_row
 from dynamo_local.core.routing.ledger import Ledger
-from dynamo_local.core.routing.load_policies import LeastOutstandingTokens
+from dynamo_local.core.routing.policies import LeastOutstandingTokens, RoutingPolicy
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.mocker.blocks import chain_hashes, root_hash
 

@@ -39,7 +39,7 @@ from components.planner import Planner
 from components.router import Router
 from components.vllm import PRELOAD
 from components.workers import PrefillWorker, VllmWorker
-from dynamo_local.bus.events import publish_event
+from dynamo_local.bus.nats import publish_event
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.addresses import host_in_url
 from dynamo_local.core.errors import PortInUseError

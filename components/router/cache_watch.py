@@ -15,9 +15,7 @@ from dynamo_local.core.beats import QUIET_BEAT_S, until_beat
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet.view import Change, FleetView, Happened
 from dynamo_local.core.messages.kv_events import KvChanges, KvStateQuestion
-from dynamo_local.core.routing.caches.assumed import AssumedCaches
-from dynamo_local.core.routing.caches.block_keys import unpack
-from dynamo_local.core.routing.caches.index import PrefixIndex
+from dynamo_local.core.routing.caches.index import AssumedCaches, PrefixIndex, unpack
 from dynamo_local.core.subjects import Subjects
 
 _log = logging.getLogger(__name__)

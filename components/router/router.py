@@ -9,8 +9,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from components.router.assignments import Assignments
-from components.router.model_routing import ModelRouting
+from components.router.model_routing import Assignments, ModelRouting
 from components.workers import VllmWorker
 from dynamo_local.bus.subscriptions import Answer, Message
 from dynamo_local.core import codec

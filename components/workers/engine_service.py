@@ -22,16 +22,17 @@ from components.workers.kv_puller import KvPuller
 from components.workers.kv_source import KvSource
 from components.workers.migration_target import MigrationTarget
 from components.workers.parking import Parking
-from components.workers.requests.admission import Admission
-from components.workers.requests.counters import Counters
-from components.workers.requests.epoch_events import EpochEvents, EpochListener
-from components.workers.requests.frontend_liveness import GRACE_S, FrontendLiveness
-from components.workers.requests.queue_head import QueueHead
-from components.workers.requests.sender import TokenSender, error_delta
-from components.workers.requests.step_meter import StepMeter
-from components.workers.requests.unacknowledged import RESEND_AFTER_S, Unacknowledged
-from components.workers.warming.hot_prefixes import DEFAULT_SHARE, HotPrefixWarmUp
-from components.workers.warming.requests import WarmRequests
+from components.workers.requests.admission import Admission, QueueHead
+from components.workers.requests.counters import Counters, EpochEvents, EpochListener, StepMeter
+from components.workers.requests.sender import (
+    GRACE_S,
+    RESEND_AFTER_S,
+    FrontendLiveness,
+    TokenSender,
+    Unacknowledged,
+    error_delta,
+)
+from components.workers.warming import DEFAULT_SHARE, HotPrefixWarmUp, WarmRequests
 from dynamo_local.bus.presence import Announcer, FleetWatch
 from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import EngineError

@@ -1,6 +1,6 @@
 """The destination's side of migrations: reserves room for requests, and brings their KV into the cache beforehand.
 
-The KV comes by a *warm request* (warming/requests.py): the context so far as a prompt. It pulls the full blocks from
+The KV comes by a *warm request* (warming.py): the context so far as a prompt. It pulls the full blocks from
 the worker that the request still runs on (the source), computes the rest, and its blocks are held when it has finished.
 A later warm request, and in the end the request itself, grow from these blocks: only the tokens that have come since
 are computed.
@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from components.workers.warming.requests import MAX_COMPUTED_BLOCKS, ONE_TOKEN, WarmOutcome, WarmRequests
+from components.workers.warming import MAX_COMPUTED_BLOCKS, ONE_TOKEN, WarmOutcome, WarmRequests
 from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.fleet.freeness import Usage, freeness, instance_of
 from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, MigrationRequest, Reserve, Warm

@@ -13,9 +13,8 @@ import time
 from contextlib import suppress
 
 from components.workers.engine_service import EngineService
-from components.workers.requests.epoch_events import EpochListener
-from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer, TakenJob
-from dynamo_local.bus.jetstream.prefill_queue import ACK_WAIT_S, KEEP_ALIVE_S
+from components.workers.requests.counters import EpochListener
+from dynamo_local.bus.jetstream.prefill_queue import ACK_WAIT_S, KEEP_ALIVE_S, PrefillConsumer, TakenJob
 from dynamo_local.core.errors import BusDownError, BusError, DecodeError, NobodyListensError, QueueAbsentError
 from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant
 from dynamo_local.log_once import LogOnce

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from components.vllm import PRELOAD
 from components.workers.listed_adapters import BoardAdapters
-from components.workers.warming.hot_prefixes import DEFAULT_SHARE
+from components.workers.warming import DEFAULT_SHARE
 from dynamo_local.core.http.bounds.request import RequestBounds
 from dynamo_local.core.ports import Engine
 from dynamo_local.engine.kv.network import NetworkSettings, far_kv_here

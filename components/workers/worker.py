@@ -13,9 +13,8 @@ import asyncio
 import os
 
 from components.workers.engine_service import EngineService
-from components.workers.parking_orders import ParkingOrders
 from components.workers.prefill_service import PrefillService
-from components.workers.roles import Roles
+from components.workers.roles import ParkingOrders, Roles
 from components.workers.settings import WorkerSettings, devices_of, make_engine, preload_of, worker_schema
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.model.files import check_model_files

@@ -11,8 +11,8 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import UnionType
 from typing import TypeVar
@@ -30,16 +30,123 @@ from nats.protocol.command import unsub_cmd
 from nats.protocol.parser import AUTHORIZATION_VIOLATION as _REFUSED
 
 from dynamo_local.bus.address import BusAddress
-from dynamo_local.bus.asks import Asks
-from dynamo_local.bus.known_address import KnownAddress
 from dynamo_local.bus.subscriptions import Answer, Handler, Message, Subscription, decoded
 from dynamo_local.bus.tls import TlsClient, context_of, is_final, local_host, mismatch
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, BusRefusedError, NobodyListensError
-
-__all__ = ["Bus", "BusAddress"]
+from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.rotation import AddressChanged, AddressTaken
+from dynamo_local.core.subjects import Subjects
 
 _log = logging.getLogger(__name__)
+
+
+# The requests of one connection that wait for their answers, so that the connection can be exchanged between them.
+
+_AGAIN_S = 0.05
+
+
+class Asks:
+    """Requests under way. None begins while they are paused."""
+
+    def __init__(self) -> None:
+        self._under_way = 0
+        self._may_begin = asyncio.Event()
+        self._may_begin.set()
+        self._none = asyncio.Event()
+        self._none.set()
+        self._others_return_by = 0.0
+
+    async def run(self, ask: Callable[[float], Awaitable[bytes]], timeout_s: float) -> bytes:
+        """Ask with the time that is left, in seconds, as soon as that may begin. While others may be away (`excuse`),
+        ask again where nobody listens. Raises BusError as `ask`."""
+        ends = time.monotonic() + timeout_s
+        while True:
+            await self._allowed(ends - time.monotonic())
+            try:
+                return await self._counted(ask(ends - time.monotonic()))
+            except NobodyListensError:
+                if time.monotonic() + _AGAIN_S > min(self._others_return_by, ends):
+                    raise
+            await asyncio.sleep(_AGAIN_S)
+
+    def excuse(self, seconds: float) -> None:
+        """For so long, others may be away for a moment each: nobody who listens does not mean that there is nobody."""
+        self._others_return_by = time.monotonic() + seconds
+
+    @asynccontextmanager
+    async def paused(self, patience_s: float, delay_s: float) -> AsyncIterator[None]:
+        """Have no request begin as long as the context lasts. Those under way may end before: they are waited for
+        `patience_s` while others begin, then `delay_s` while none does. What takes longer still goes on."""
+        await self._ended(patience_s)
+        self._may_begin.clear()
+        try:
+            await self._ended(delay_s)
+            yield
+        finally:
+            self._may_begin.set()
+
+    async def _allowed(self, within_s: float) -> None:
+        if self._may_begin.is_set():
+            return
+        try:
+            async with asyncio.timeout(within_s):
+                await self._may_begin.wait()
+        except TimeoutError as error:
+            raise BusError("the connection to NATS is being exchanged") from error
+
+    async def _counted(self, answer: Awaitable[bytes]) -> bytes:
+        self._under_way += 1
+        self._none.clear()
+        try:
+            return await answer
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._none.set()
+
+    async def _ended(self, within_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._none.wait()
+
+
+# The address of the bus as a process knows it, and the file that holds a new one once the token was replaced.
+
+_READ_WITHIN_S = 1.0
+
+
+class KnownAddress:
+    """An address that is read anew from `path`, if there is one, when it is asked for."""
+
+    def __init__(self, address: BusAddress, path: Path | None = None) -> None:
+        self.current = address
+        self._path = path
+        self._reading: asyncio.Task[BusAddress] | None = None
+
+    async def read_again(self) -> bool:
+        """Read the file, and return whether the address has changed. One that cannot be read within a second has not:
+        it is read on, and found the next time."""
+        if self._path is None:
+            return False
+        if self._reading is None:
+            self._reading = asyncio.create_task(asyncio.to_thread(BusAddress.load, self._path), name="address of NATS")
+        reading = self._reading
+        await asyncio.wait({reading}, timeout=_READ_WITHIN_S)
+        if not reading.done():
+            return False
+        self._reading = None
+        before = self.current
+        with suppress(BusError):
+            self.current = reading.result()
+        return self.current != before
+
+
+# The bus.
+
+# isort: split
+
+
 _M = TypeVar("_M")
 
 _CONNECT_TIMEOUT_S = 2
@@ -438,3 +545,54 @@ class Exchange:
         # Twice, as Bus.flush does.
         await self._client.flush(_FLUSH_S)
         await self._client.flush(_FLUSH_S)
+
+
+# A part of a process's connection to NATS, whose subscriptions end together.
+
+
+class BusPart(Bus):
+    """Uses the connection of another bus. `close` ends the subscriptions that were made here, and nothing else."""
+
+    def __init__(self, bus: Bus) -> None:
+        super().__init__(bus._client, bus._name)
+        self._asks = bus._asks
+        self._subscriptions: list[Subscription] = []
+
+    async def close(self, *, deadline_s: float = 2.0) -> None:
+        """End all subscriptions made here."""
+        subscriptions, self._subscriptions = self._subscriptions, []
+        for subscription in subscriptions:
+            await subscription.unsubscribe()
+
+    async def _subscribe(
+        self, subject: str, receive: Callable[[NatsMsg], Awaitable[None]], queue: str = ""
+    ) -> Subscription:
+        subscription = await super()._subscribe(subject, receive, queue)
+        self._subscriptions.append(subscription)
+        return subscription
+
+
+# Takes up a new token of NATS when the server says so (supervisor/server/nats/rotation.py).
+
+
+async def follow_address(bus: Bus, subjects: Subjects, lease: str = "") -> None:
+    """Connect anew whenever the address has changed, and tell the server. `lease`: of this process, if it has one.
+
+    A process that does not hear of a change is disconnected when the old token ends, and finds the new one then.
+    """
+
+    async def on_change(_: AddressChanged, answer: Answer) -> None:
+        await answer.send(AddressTaken(lease, await bus.renew()))
+
+    await bus.serve(subjects.address_changes, AddressChanged, on_change)
+
+
+# Publishes events (core/messages/events.py) to the server, which writes them down.
+
+
+async def publish_event(bus: Bus, subjects: Subjects, event: Event) -> None:
+    """Publish an event. A failure is logged, not raised: no work depends on the record of it."""
+    try:
+        await bus.send(subjects.events, event)
+    except BusError as error:
+        _log.info("an event is not recorded (%s): %s", event.what, error)

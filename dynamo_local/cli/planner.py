@@ -55,7 +55,7 @@ def planner(namespace: str, **given: Any) -> None:
     import asyncio
 
     from dynamo_local.core.planning.options import PlannerOptions
-    from dynamo_local.planner.recorders import recorders_of
+    from dynamo_local.planner.decision_log import recorders_of
     from dynamo_local.planner.session import PlannerSession
 
     # First, so that wrong options are an error before the server is contacted.

@@ -20,7 +20,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CacheChanges:
-    """What has become of an engine's cached blocks, by their keys, packed (core/routing/caches/block_keys.py).
+    """What has become of an engine's cached blocks, by their keys, packed (core/routing/caches/index.py).
 
     First `cleared`, which forgets all of them, then `removed`, then `stored`. A key is in one of the two at most.
     """

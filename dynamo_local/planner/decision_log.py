@@ -1,4 +1,4 @@
-"""A recorder (core/planning/recording.py) that appends every decision of the planner to a file, and what
+"""A recorder (core/planning/decision.py) that appends every decision of the planner to a file, and what
 the server does to endpoints by itself, as a line of JSON each."""
 
 from __future__ import annotations
@@ -16,9 +16,16 @@ from dynamo_local.core.http.json_text import as_line
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.planning.actions import Action, ActionOutcome
 from dynamo_local.core.planning.decision import Decision, describe
-from dynamo_local.core.planning.endpoints.decision import EndpointDecision, OrderOutcome, RoleVerdict
-from dynamo_local.core.planning.endpoints.observation import EndpointsObservation
-from dynamo_local.core.planning.observation import Observation
+from dynamo_local.core.planning.endpoints.decision import (
+    EndpointDecision,
+    EndpointRecorder,
+    EndpointsObservation,
+    OrderOutcome,
+    RoleVerdict,
+)
+from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.planning.window import Observation
+from state.paths import StatePaths
 
 _log = logging.getLogger(__name__)
 
@@ -172,3 +179,22 @@ def _outcome(outcome: ActionOutcome) -> dict[str, Any]:
         "note": outcome.note,
         "took_s": round(outcome.took_s, 3),
     }
+
+
+# Chooses the planner's recorders on disk by its options.
+
+
+def recorders_of(options: PlannerOptions, paths: StatePaths) -> tuple[EndpointRecorder, ...]:
+    """Return a decision log, in log-dir or beside the server's logs, and with a log-dir a TensorBoard recorder too.
+
+    Raises ConfigError if the folder cannot be written to.
+    """
+    about = {"namespace": paths.namespace, "model": options.served_model_name, "acts": not options.no_operation}
+    if options.log_dir is None:
+        return (DecisionLog(paths.decisions_file, about),)
+    from dynamo_local.planner.tensorboard import TensorBoardRecorder
+
+    folder = Path(options.log_dir).expanduser()
+    return DecisionLog(folder / paths.decisions_file.name, about), TensorBoardRecorder(
+        folder, max_bytes=options.event_files_max_mib << 20, dynamo_tags=options.dynamo_tags
+    )

@@ -11,12 +11,10 @@ from dataclasses import replace
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits, roles_of
 from dynamo_local.core.planning.decide import decide
-from dynamo_local.core.planning.decision import Decision, describe, event_of
-from dynamo_local.core.planning.devices import held_after
-from dynamo_local.core.planning.observation import Observation
+from dynamo_local.core.planning.decision import Decision, Recorder, describe, event_of
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.recording import Recorder
-from dynamo_local.core.planning.window import History, Window, aggregate, remember
+from dynamo_local.core.planning.proposals import held_after
+from dynamo_local.core.planning.window import History, Observation, Window, aggregate, remember
 
 _log = logging.getLogger(__name__)
 

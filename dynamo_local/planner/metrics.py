@@ -1,20 +1,184 @@
-"""Pulls the planner's observations from the statefile, the presences and the prefill queue.
+"""Pulls the planner's observations from the board, the statefile, presences and prefill queues.
 
-Reads only: a stream that does not exist is not created. What cannot be read is unknown, never zero.
-"""
+Reads only: a stream that does not exist is not created. What cannot be read is unknown, never zero."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
+from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE
-from dynamo_local.core.planning.observation import Observation, observe
-from dynamo_local.core.subjects import Subjects
-from dynamo_local.planner.queue_reader import QueueReader
-from dynamo_local.planner.server_state import StateReader
+from dynamo_local.bus.subscriptions import Message
+from dynamo_local.core import codec
+from dynamo_local.core.errors import BusError, DecodeError, NotRunningError, StateError
+from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE, PREFILL_ROLE, in_flight_of, ttl_s
+from dynamo_local.core.messages.endpoints import Board, EndpointView
+from dynamo_local.core.messages.presence import Presence, as_received
+from dynamo_local.core.names import endpoint_of, parse_watcher
+from dynamo_local.core.planning.endpoints.decision import EndpointSeen, EndpointsObservation, roles_of
+from dynamo_local.core.planning.window import Claim, Observation, QueueReading, observe
+from dynamo_local.core.shares import summed
+from dynamo_local.core.subjects import Subjects, revision_in
+from dynamo_local.log_once import LogOnce
+from state.endpoints.board import read_board
+from state.paths import StatePaths
+from state.statefile.model import State
+from state.statefile.store import StateStore, server_pid
+
+_log = logging.getLogger(__name__)
+
+
+# Reads a running server's statefile for the planner. What cannot be read is unknown, and logged once.
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """The claims of all workers and the number of devices for the server, at one moment."""
+
+    claims: tuple[Claim, ...]
+    inventory: int
+
+    def claims_of(self, endpoint: str) -> tuple[Claim, ...]:
+        """The claims of an endpoint's workers, of all its revisions; of the graph's own if `endpoint` is empty."""
+        return tuple(each for each in self.claims if endpoint_of(parse_watcher(each.watcher).revision) == endpoint)
+
+    def devices_of(self, endpoint: str) -> float:
+        """Devices that those workers hold together."""
+        return summed(claim.devices for claim in self.claims_of(endpoint))
+
+    @property
+    def devices(self) -> float:
+        """Devices that all workers hold together."""
+        return summed(claim.devices for claim in self.claims)
+
+    @property
+    def devices_of_endpoints(self) -> float:
+        """Devices that the workers of all endpoints hold together."""
+        return summed([self.devices, -self.devices_of("")])
+
+
+class StateReader:
+    """`inventory` returns the number of devices for the server of a state; a call may block for milliseconds."""
+
+    def __init__(self, store: StateStore, inventory: Callable[[State], int]) -> None:
+        self._store = store
+        self._inventory = inventory
+        self._failure = LogOnce(_log)
+
+    async def read(self) -> ServerState | None:
+        """Return None if the statefile cannot be read. Raises NotRunningError when the server has ended."""
+
+        def read() -> ServerState:
+            state = self._store.read()
+            return ServerState(claims_of(state), self._inventory(state))
+
+        try:
+            found = await asyncio.to_thread(read)
+        except (NotRunningError, StateError) as error:
+            if isinstance(error, NotRunningError) and await asyncio.to_thread(server_pid, self._store.paths) is None:
+                raise
+            self._failure.warn(f"the statefile cannot be read: {error}")
+            return None
+        self._failure.clear()
+        return found
+
+
+def claims_of(state: State) -> tuple[Claim, ...]:
+    """Return the claims of workers that run, start, restart or end."""
+    return tuple(
+        Claim(name, component.role, component.device_count, retiring=component.phase == "retiring")
+        for name, component in state.components.items()
+        if component.holds and component.role in ENGINE_ROLES
+    )
+
+
+# Reads the length of a prefill queue for observations.
+
+
+class QueueReader:
+    """Reads one queue, at each pull."""
+
+    def __init__(self, bus: Bus, subjects: Subjects) -> None:
+        self._bus = bus
+        self._queue = PrefillQueue(bus, subjects)
+        self._whose = f" of {subjects.revision}" if subjects.revision else ""
+        self._failure = LogOnce(_log)
+
+    async def read(self) -> QueueReading | None:
+        """Return the queue's length; None if it cannot be read, which is logged once."""
+        if not self._bus.connected:
+            return None
+        try:
+            length = await self._queue.length()
+        except BusError as error:
+            self._failure.warn(f"the prefill queue{self._whose} cannot be read: {error}")
+            return None
+        self._failure.clear()
+        return QueueReading(length.waiting, length.in_hand)
+
+
+# Follows the numbers of requests in flight that frontends announce in the revisions they serve.
+
+
+class FrontendsWatch:
+    """The last presence of each frontend in each revision. A FleetWatch of all endpoints follows their workers."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._clock = clock
+        self._heard: dict[str, dict[str, tuple[Presence, float]]] = {}
+        """By revision and watcher, with the time (CLOCK_MONOTONIC, s)."""
+
+    async def start(self) -> None:
+        """Listen, and ask all processes to publish their presence now."""
+        await self._bus.subscribe(self._subjects.presences_of_endpoints, self._on_presence)
+        await self._bus.publish(self._subjects.probe_of_all, b"")
+
+    def in_flight(self, revision: str) -> int | None:
+        """Requests of that revision that its frontends have admitted and not finished. None if there is no frontend, or
+        one of them tells no number."""
+        return in_flight_of(self._living(revision))
+
+    def held(self, revision: str) -> int | None:
+        """Sequences in flight that wait for a worker. None as in `in_flight`."""
+        counts = [presence.counts for presence in self._living(revision)]
+        known = [each.held for each in counts if each is not None and each.held is not None]
+        return sum(known) if counts and len(known) == len(counts) else None
+
+    def queued(self, revision: str) -> int:
+        """Asynchronous tasks that no frontend has in hand. All frontends know all tasks, as they are in one store."""
+        counts = [presence.counts for presence in self._living(revision) if presence.counts is not None]
+        known = max(((each.queued or 0) + (each.taken or 0) for each in counts), default=0)
+        return max(0, known - sum(each.taken or 0 for each in counts))
+
+    def forget_others(self, revisions: set[str]) -> None:
+        """Forget the revisions that are not among these."""
+        for revision in self._heard.keys() - revisions:
+            del self._heard[revision]
+
+    def _living(self, revision: str) -> list[Presence]:
+        now = self._clock()
+        return [presence for presence, at in self._heard.get(revision, {}).values() if now - at <= ttl_s(presence)]
+
+    async def _on_presence(self, message: Message) -> None:
+        now = self._clock()
+        try:
+            presence = as_received(codec.decode(message.data, Presence), now)
+        except DecodeError as error:
+            _log.debug("a presence on %s cannot be read: %s", message.subject, error)
+            return
+        if presence.role == FRONTEND_ROLE:
+            known = self._heard.setdefault(revision_in(message.subject), {})
+            known[presence.watcher] = presence, now
+
+
+# The graph's own workers.
 
 
 class FleetMetrics:
@@ -61,3 +225,100 @@ class FleetMetrics:
             inventory=None if state is None else state.inventory,
             taken=0 if state is None else max(state.devices_of_endpoints, self._taken()),
         )
+
+
+# The workers of all endpoints.
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What endpoints are observed by. `watch` follows the workers of all endpoints; both watches are started and run by
+    their owner. `promised` returns the devices that the graph's own workers are about to hold."""
+
+    bus: Bus
+    subjects: Subjects
+    watch: FleetWatch
+    frontends: FrontendsWatch
+    state: StateReader
+    paths: StatePaths
+    promised: Callable[[], float] = lambda: 0
+    clock: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True)
+class _Fleet:
+    """The workers of all endpoints with a presence, and those that may be given work."""
+
+    members: tuple[Presence, ...]
+    routable: tuple[Presence, ...]
+
+
+class EndpointMetrics:
+    """Pulls observations of the endpoints of one running server."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._board = Board()
+        self._queues_of: dict[str, QueueReader] = {}
+
+    async def pull(self) -> EndpointsObservation:
+        """Return an observation of all endpoints now. Raises NotRunningError when the server has ended."""
+        sources, watch = self._sources, self._sources.watch.view
+        state = await sources.state.read()
+        # A server that never had an endpoint has no board; one that cannot be read for a moment is as it was.
+        read = await asyncio.to_thread(read_board, sources.paths)
+        board = self._board = self._board if read is None else read
+        serving = {endpoint_of(each.revision): each.revision for each in board.revisions if each.takes_requests}
+        sources.frontends.forget_others(set(serving.values()))
+        queues = await self._queues(serving)
+        if not sources.bus.connected:
+            state = None
+        at, fleet = sources.clock(), _Fleet(tuple(watch.members()), tuple(watch.ready(ENGINE_ROLES)))
+        return EndpointsObservation(
+            at,
+            tuple(self._seen(view, serving.get(view.spec.name), state, fleet, queues, at) for view in board.endpoints),
+            None if state is None else max(state.devices_of(""), sources.promised()),
+            None if state is None else state.inventory,
+            board.number,
+        )
+
+    def _seen(
+        self,
+        view: EndpointView,
+        revision: str | None,
+        state: ServerState | None,
+        fleet: _Fleet,
+        queues: Mapping[str, QueueReading],
+        at: float,
+    ) -> EndpointSeen:
+        name = view.spec.name
+        found = observe(
+            at=at,
+            claims=None if state is None else state.claims_of(name),
+            members=fleet.members,
+            routable=fleet.routable,
+            queue=queues.get(name),
+            templates=dict.fromkeys(roles_of(view.spec), ""),
+        )
+        if state is None or revision is None:
+            return EndpointSeen(view, found, None)
+        frontends = self._sources.frontends
+        return EndpointSeen(
+            view, found, frontends.in_flight(revision), frontends.held(revision), frontends.queued(revision)
+        )
+
+    async def _queues(self, serving: dict[str, str]) -> dict[str, QueueReading]:
+        """Return the lengths of the prefill queues that can be read, by endpoint."""
+        names = [view.spec.name for view in self._board.endpoints if view.spec.disaggregated]
+        known = [name for name in names if name in serving]
+        for revision in self._queues_of.keys() - serving.values():
+            del self._queues_of[revision]
+        lengths = await asyncio.gather(*(self._queue(serving[name]).read() for name in known))
+        return {name: length for name, length in zip(known, lengths, strict=True) if length is not None}
+
+    def _queue(self, revision: str) -> QueueReader:
+        sources = self._sources
+        if revision not in self._queues_of:
+            subjects = Subjects(sources.subjects.namespace, revision)
+            self._queues_of[revision] = QueueReader(sources.bus, subjects)
+        return self._queues_of[revision]

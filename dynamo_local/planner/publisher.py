@@ -1,4 +1,4 @@
-"""A recorder (core/planning/recording.py) that publishes the planner's reports, for `dynamo top` and metrics, and its
+"""A recorder (core/planning/decision.py) that publishes the planner's reports, for `dynamo top` and metrics, and its
 changes as events."""
 
 from __future__ import annotations
@@ -10,22 +10,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from dynamo_local.bus.events import publish_event
-from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.nats import Bus, publish_event
 from dynamo_local.core.errors import BusError
+from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.events import Event
-from dynamo_local.core.messages.planner import DecisionReport, PlannerReport, RoleReport
+from dynamo_local.core.messages.planner import DecisionReport, EndpointReport, PlannerReport, RoleReport
 from dynamo_local.core.planning.actions import Action, ActionOutcome
 from dynamo_local.core.planning.decision import Decision, describe
-from dynamo_local.core.planning.endpoints.decision import EndpointDecision, OrderOutcome
+from dynamo_local.core.planning.endpoints.decide import rests
+from dynamo_local.core.planning.endpoints.decision import EndpointDecision, EndpointsObservation, OrderOutcome, roles_of
 from dynamo_local.core.planning.endpoints.decision import event_of as endpoint_event
-from dynamo_local.core.planning.endpoints.observation import EndpointsObservation
-from dynamo_local.core.planning.observation import Observation, WorkerSeen
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.window import mean
+from dynamo_local.core.planning.window import Observation, WorkerSeen, mean
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.log_once import LogOnce
-from dynamo_local.planner.endpoints.reports import endpoint_reports
 
 _log = logging.getLogger(__name__)
 
@@ -173,4 +171,36 @@ def _role(role: str, workers: Sequence[WorkerSeen]) -> RoleReport:
         running=sum(reading.running for reading in readings) if readings else None,
         waiting=sum(reading.waiting for reading in readings) if readings else None,
         usage=mean(reading.kv_usage for reading in readings),
+    )
+
+
+# Turns observations of endpoints and decisions about them into the planner's reports. Pure.
+
+
+def endpoint_reports(
+    observation: EndpointsObservation, decisions: Sequence[EndpointDecision]
+) -> tuple[EndpointReport, ...]:
+    """Return a report for each role of each endpoint, the oldest endpoint first."""
+    resting = {seen.name for seen in observation.endpoints if rests(seen)}
+    verdicts = {
+        (each.endpoint, verdict.role): verdict
+        for each in decisions
+        for verdict in each.verdicts
+        if each.endpoint not in resting
+    }
+    return tuple(
+        EndpointReport(
+            seen.name,
+            role,
+            seen.ordered(role),
+            seen.ready(role),
+            seen.demand(role),
+            None if verdict is None else verdict.wanted,
+            None if verdict is None else verdict.gets,
+            0 if role == PREFILL_ROLE else seen.status.parked,
+            seen.status.state,
+        )
+        for seen in sorted(observation.endpoints, key=lambda seen: (seen.view.created_at, seen.name))
+        for role in roles_of(seen.spec)
+        for verdict in (verdicts.get((seen.name, role)),)
     )

@@ -11,24 +11,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from dynamo_local.bus.address import BusAddress
-from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.nats import Bus, follow_address
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.bus.renewal import follow_address
 from dynamo_local.control.client import ControlClient
 from dynamo_local.control.errors import absent_server, only_starting, why_absent
 from dynamo_local.core.errors import DecodeError, StateError, SupervisorError
 from dynamo_local.core.messages.events import Event
-from dynamo_local.core.planning.endpoints.recording import EndpointRecorder
+from dynamo_local.core.planning.endpoints.decision import EndpointRecorder
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.planner.endpoints.frontends import FrontendsWatch
 from dynamo_local.planner.endpoints.loop import EndpointsLoop
-from dynamo_local.planner.endpoints.metrics import EndpointMetrics, Sources
 from dynamo_local.planner.loop import PlannerLoop
-from dynamo_local.planner.metrics import FleetMetrics
+from dynamo_local.planner.metrics import EndpointMetrics, FleetMetrics, FrontendsWatch, Sources, StateReader
 from dynamo_local.planner.publisher import PlannerPublisher
 from dynamo_local.planner.server_orders import ServerOrders
-from dynamo_local.planner.server_state import StateReader
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from dynamo_local.tasks import TaskGuard, unless
 from state.devices.holding import held

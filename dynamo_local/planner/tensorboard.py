@@ -1,4 +1,4 @@
-"""A recorder (core/planning/recording.py) that writes event files for TensorBoard.
+"""A recorder (core/planning/decision.py) that writes event files for TensorBoard.
 
 TensorBoard's own writer is used, which needs neither torch nor TensorFlow.
 """
@@ -18,11 +18,16 @@ from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.planning.actions import ActionOutcome
 from dynamo_local.core.planning.decision import Decision
-from dynamo_local.core.planning.endpoints.decision import EndpointDecision, OrderOutcome
-from dynamo_local.core.planning.endpoints.observation import EndpointsObservation
-from dynamo_local.core.planning.observation import Observation
-from dynamo_local.planner.endpoints.series import of_endpoints, text_of_endpoint
-from dynamo_local.planner.series import of_decision, of_observation, of_observation_as_dynamo, text_of
+from dynamo_local.core.planning.endpoints.decision import EndpointDecision, EndpointsObservation, OrderOutcome
+from dynamo_local.core.planning.window import Observation
+from dynamo_local.planner.series import (
+    of_decision,
+    of_endpoints,
+    of_observation,
+    of_observation_as_dynamo,
+    text_of,
+    text_of_endpoint,
+)
 
 try:
     from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2

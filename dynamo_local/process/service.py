@@ -19,11 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.nats import Bus, follow_address
 from dynamo_local.bus.presence import Announcer
-from dynamo_local.bus.renewal import follow_address
-from dynamo_local.bus.rpc.client import CallClient
-from dynamo_local.bus.rpc.server import CallServer
+from dynamo_local.bus.rpc import CallClient, CallServer
 from dynamo_local.core.codec import prepare_structs
 from dynamo_local.core.errors import DynamoError, StateError
 from dynamo_local.core.messages.presence import LeaseRevoked, Presence

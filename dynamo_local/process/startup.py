@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynamo_local.bus.nats import BusAddress
+from dynamo_local.bus.address import BusAddress
 from dynamo_local.core.errors import ConfigError, GraphError, NotRunningError
 from dynamo_local.core.names import WATCHER_ENV, Watcher, parse_watcher
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService

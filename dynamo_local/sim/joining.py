@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from dynamo_local.core.messages.hot_prefixes import MOST_TOLD_BLOCKS, MOST_TOLD_TOKENS, Origin
 from dynamo_local.core.priority.classes import MOST_PRIORITY
-from dynamo_local.core.routing.caches.block_keys import key_of
 from dynamo_local.core.routing.caches.hot_prefixes import PORTION_BLOCKS, HotChain, HotPrefixes, hottest_of_all
+from dynamo_local.core.routing.caches.index import key_of
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.sim.events import Agenda
 from dynamo_local.sim.outcomes import Served

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dynamo_local.core.priority.fair_queue import Claim
-from dynamo_local.core.routing.caches.block_keys import KEY_BYTES, pack_hashes
+from dynamo_local.core.routing.caches.index import KEY_BYTES, pack_hashes
 from dynamo_local.engine.mocker.blocks import BlockHash
 from dynamo_local.engine.mocker.sequence import Sequence
 from dynamo_local.engine.mocker.tokens import Sampling

@@ -12,10 +12,8 @@ from dynamo_local.core.messages.kv_events import KvChanges
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence
 from dynamo_local.core.messages.routing import AssignRequest
 from dynamo_local.core.ports import CacheChanges
-from dynamo_local.core.routing.cache_policies import SoonestFirstToken
-from dynamo_local.core.routing.choice import RoutingPolicy
 from dynamo_local.core.routing.ledger import Ledger
-from dynamo_local.core.routing.load_policies import Freest
+from dynamo_local.core.routing.policies import Freest, RoutingPolicy, SoonestFirstToken
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.sim.requests import Arrival
 

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
+from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue
-from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.bus.rpc.client import CallClient
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.rpc import CallClient
 from dynamo_local.core.errors import BusError, DynamoError
 from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Presence

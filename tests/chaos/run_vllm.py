@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.subjects import Subjects

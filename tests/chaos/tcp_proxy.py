@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from dynamo_local.bus.nats import BusAddress
+from dynamo_local.bus.address import BusAddress
 
 _CHUNK = 65536
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.ancestry import die_with_parent
 from state.machine.processes import Process

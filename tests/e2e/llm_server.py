@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.subjects import Subjects

@@ -11,9 +11,10 @@ import pytest
 
 from components.frontend.placing import LocalAssigner, RouterAssigner
 from components.frontend.prefill import PrefillDeadlines
+from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.jetstream.prefill_queue import LIMITS, PrefillQueue, create_prefill_queue
 from dynamo_local.bus.jetstream.streams import QueueLimits
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.request.recovery import RecoveryDeadlines
 from dynamo_local.core.subjects import Subjects
 from tests.integration.disaggregation.prefill_fakes import ENDLESS, Disaggregated, FakePrefillWorker, remote_prefill

@@ -12,8 +12,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.jetstream.streams import JetStream
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError
 from dynamo_local.supervisor.server.nats.nats_server import find_binary
 

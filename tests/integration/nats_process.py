@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dynamo_local.bus.nats import BusAddress
+from dynamo_local.bus.address import BusAddress
 from dynamo_local.supervisor.server.launch.bus import LOOPBACK
 from dynamo_local.supervisor.server.nats.nats_server import NatsServer, find_binary
 

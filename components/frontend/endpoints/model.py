@@ -16,9 +16,8 @@ from components.frontend.placing import Assigner, LocalAssigner, RouterAssigner
 from components.frontend.prefill import PrefillJobs
 from components.frontend.requests.live_requests import RequestEvents
 from components.frontend.settings import FrontendSettings, limits_of
-from dynamo_local.bus.events import publish_event
 from dynamo_local.bus.jetstream.live_settings import LiveSettingsWatch
-from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.nats import Bus, publish_event
 from dynamo_local.bus.presence import Announcer, FleetWatch
 from dynamo_local.core.fleet.view import PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.core.http.asgi import Receive, Scope, Send

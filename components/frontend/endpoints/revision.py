@@ -13,8 +13,7 @@ from components.frontend.endpoints.model import MakeApplication, ModelPlan, Mode
 from components.frontend.http.models import ModelEntry
 from components.frontend.http.waking import WorkersHere
 from components.frontend.limits.rooms import Room
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.parts import BusPart
+from dynamo_local.bus.nats import Bus, BusPart
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.core.endpoints.standing import Standing, is_coming
 from dynamo_local.core.errors import ConfigError, DynamoError

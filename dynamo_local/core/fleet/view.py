@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from dynamo_local.core.beats import BEAT_S, QUIET_BEAT_S
-from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.presence import Counts, Presence
 
 TTL_S = 2.0
 """Silence after which a process counts as gone: four missed beats. With the expiry tick, under 3 s from SIGKILL."""
@@ -265,3 +265,39 @@ class Breakers:
         """Drop the breaker of a worker that is gone."""
         self._failures.pop(worker, None)
         self._open_until.pop(worker, None)
+
+
+# What all routers have counted together. Pure.
+
+
+@dataclass(frozen=True)
+class RoutingCounts:
+    """Requests that got a worker, and that got none; tokens of the contexts of the former, those of them that were
+    expected to be cached, and those that were to be pulled."""
+
+    assigned: int
+    unassigned: int
+    tokens: int
+    predicted_tokens: int
+    pull_tokens: int
+
+
+def routers_of(members: Iterable[Presence]) -> list[tuple[Presence, Counts]]:
+    """Return the routers among the members that have reported, with what they have counted."""
+    return [
+        (each, each.counts) for each in members if each.counts is not None and each.counts.routed_tokens is not None
+    ]
+
+
+def routing_of(members: Iterable[Presence]) -> RoutingCounts | None:
+    """Return the sum of what the routers among the members have counted; None if none has reported."""
+    counts = [counts for _, counts in routers_of(members)]
+    if not counts:
+        return None
+    return RoutingCounts(
+        assigned=sum(each.assigned or 0 for each in counts),
+        unassigned=sum(each.unassigned or 0 for each in counts),
+        tokens=sum(each.routed_tokens or 0 for each in counts),
+        predicted_tokens=sum(each.predicted_tokens or 0 for each in counts),
+        pull_tokens=sum(each.pull_tokens or 0 for each in counts),
+    )

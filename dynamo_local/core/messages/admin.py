@@ -75,7 +75,7 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
     prefill: str | None = None
     """State of the remote prefill, in words; None if the decode worker prefills."""
     fidelity: str = "exact"
-    """What becomes of the output elsewhere: a `Fidelity` (core/request/fidelity.py) in lower case."""
+    """What becomes of the output elsewhere: a `Fidelity` (core/request/recovery.py) in lower case."""
     fidelity_because_of: str | None = None
     """Sampling parameter that decides the fidelity."""
     held: str | None = None

@@ -1,6 +1,6 @@
 """Messages about the blocks that workers have cached, for whoever routes to them.
 
-Blocks are named by their keys (core/routing/caches/block_keys.py), packed.
+Blocks are named by their keys (core/routing/caches/index.py), packed.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from dynamo_local.core.messages.routes import RouteRow
 class AssignRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Question for the worker to take a request. `avoid`: leases of workers that have just failed it.
 
-    `blocks`: keys of the full blocks of its context (core/routing/caches/block_keys.py), in order, each of
+    `blocks`: keys of the full blocks of its context (core/routing/caches/index.py), in order, each of
     `block_tokens` tokens. Empty if they are not known, or not needed by the router's policy.
     """
 

@@ -14,11 +14,17 @@ from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.names import short_watcher
 from dynamo_local.core.planning.actions import Action, AddWorker, RemoveWorker, SwitchRole
 from dynamo_local.core.planning.decision import Decision, Verdict
-from dynamo_local.core.planning.devices import devices_for_minimum, devices_of_one_more, held_by_all
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.policies import concurrency, freeness, load
 from dynamo_local.core.planning.policies.dynamo import decide_as_dynamo
-from dynamo_local.core.planning.proposals import Policy, Proposal, why_starting
+from dynamo_local.core.planning.proposals import (
+    Policy,
+    Proposal,
+    devices_for_minimum,
+    devices_of_one_more,
+    held_by_all,
+    why_starting,
+)
 from dynamo_local.core.planning.window import History, RoleWindow, Window, WorkerWindow
 from dynamo_local.core.shares import fits, summed
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import short_watcher
-from dynamo_local.core.planning.actions import (
-    Action,
-    ActionOutcome,
-    AddWorker,
-    RemoveWorker,
-    Restart,
-    SwitchRole,
-)
+from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, RemoveWorker, Restart, SwitchRole
+from dynamo_local.core.planning.window import Observation
 
 _IN_PLACE = "in place of "
 """Begins the note of an outcome that names a replaced worker."""
@@ -111,3 +106,21 @@ def _in_the_past(action: Action) -> tuple[str, str]:
             return f"switched to {to}", watcher
         case Restart(watcher=watcher):
             return "restarted", watcher
+
+
+# The port to whatever shows the planner's observations and decisions: event files, metrics, a terminal.
+
+
+class Recorder(Protocol):
+    """Receives observations and decisions in order, from one caller. Calls return at once: slow writes belong in a
+    thread of the recorder."""
+
+    def observed(self, observation: Observation) -> None:
+        """Record a pull."""
+
+    def decided(self, decision: Decision, outcomes: Sequence[ActionOutcome]) -> None:
+        """Record a decision. `outcomes` are those of the decision's actions, in their order: none if there are no
+        actions or the planner only observes, and fewer than actions if the planner was stopped meanwhile."""
+
+    def close(self) -> None:
+        """Write out what is left. No call follows."""

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dynamo_local.core.messages.routing import Charge
-from dynamo_local.core.routing.caches.block_keys import number_of
-from dynamo_local.core.routing.caches.index import PrefixIndex
+from dynamo_local.core.routing.caches.index import PrefixIndex, number_of
 
 NEVER = 0
 """Number of no assignment."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynamo_local.core.ports import CacheChanges
-from dynamo_local.core.routing.caches.block_keys import KEY_BYTES
+from dynamo_local.core.routing.caches.index import KEY_BYTES
 
 
 class CacheLog:

@@ -10,9 +10,13 @@ from fractions import Fraction
 
 from dynamo_local.core.messages.endpoints import EndpointStatus
 from dynamo_local.core.planning.endpoints.decide import Memories, decide
-from dynamo_local.core.planning.endpoints.decision import EndpointDecision, OrderOutcome, ScaleEndpoint
-from dynamo_local.core.planning.endpoints.observation import EndpointsObservation
-from dynamo_local.core.planning.endpoints.recording import EndpointRecorder
+from dynamo_local.core.planning.endpoints.decision import (
+    EndpointDecision,
+    EndpointRecorder,
+    EndpointsObservation,
+    OrderOutcome,
+    ScaleEndpoint,
+)
 from dynamo_local.core.planning.options import PlannerOptions
 
 _log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from dynamo_local.core.names import (
     parse_revision,
     select_watcher,
 )
-from dynamo_local.core.routing.kv_ways import ways_of_kv
+from dynamo_local.core.routing.pulling import ways_of_kv
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.admin.asked import NO_ANSWER, AskedServer, ask
 from dynamo_local.supervisor.circus.client import ACTIVE

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
-from dynamo_local.bus.events import publish_event
-from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.nats import Bus, publish_event
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.events import Event

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.endings import ended

@@ -11,8 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dynamo_local.bus.jetstream.owner_record import decoded, encoded
-from dynamo_local.bus.jetstream.revisions import RevisionError
+from dynamo_local.bus.jetstream.owner_record import RevisionError, decoded, encoded
 from dynamo_local.core.process.ownership import Owner, Record
 from dynamo_local.supervisor.places.port import Need
 from state.devices.allocation import DeviceKind

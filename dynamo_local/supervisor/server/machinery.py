@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from dynamo_local.bus.nats import BusAddress
+from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import BUS_SERVICE, Watcher

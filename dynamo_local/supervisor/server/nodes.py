@@ -10,7 +10,8 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import DynamoError, SupervisorError
 from dynamo_local.core.fleet.view import ENGINE_ROLES

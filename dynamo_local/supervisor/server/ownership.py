@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from dynamo_local.bus.jetstream.revisions import RevisionError
+from dynamo_local.bus.jetstream.owner_record import RevisionError
 from dynamo_local.bus.jetstream.streams import NoJetStreamError, StreamAbsentError
 from dynamo_local.core.errors import BusError, NamespaceBusyError, SupervisorError
 from dynamo_local.core.process.ownership import (

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
-from dynamo_local.bus.nats import BusAddress
+from dynamo_local.bus.address import BusAddress
 from dynamo_local.core.errors import StateError
 from dynamo_local.core.names import NAMESPACE_ENV
 from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile

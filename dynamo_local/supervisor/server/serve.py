@@ -9,8 +9,9 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.jetstream.owner_record import BusRecord
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.codec import prepare_structs
 from dynamo_local.core.errors import BusError
 from dynamo_local.supervisor.server.controlled import Controller

@@ -9,7 +9,8 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.control.operations import CHANGES, DIAGNOSE, GET_USAGE, ROTATE_TOKEN, STOP, Call
 from dynamo_local.core.errors import SupervisorError

@@ -19,7 +19,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from dynamo_local.core.ports import CacheChanges
-from dynamo_local.core.routing.caches.block_keys import key_of
+from dynamo_local.core.routing.caches.index import key_of
 from dynamo_local.core.routing.caches.mirror import CacheMirror
 from dynamo_local.engine.kv.cache_log import CacheLog
 from dynamo_local.engine.vllm.kv import cache_changes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.bus.nats import BusAddress
+from dynamo_local.bus.address import BusAddress
 from tests.e2e.llm_server import LlmServer
 from tests.e2e.streams import WORKERS
 from tests.integration.sockets import LISTENS, LOOPBACK, kernel_sockets, socket_inodes

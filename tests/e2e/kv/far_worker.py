@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 
 from components.workers import kv_puller
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.vllm.engine import VllmEngine

@@ -22,7 +22,7 @@ from dynamo_local.core.messages.presence import Load
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import PulledPrefix
-from dynamo_local.core.routing.caches.block_keys import key_of
+from dynamo_local.core.routing.caches.index import key_of
 from dynamo_local.core.routing.caches.mirror import CacheMirror
 from dynamo_local.engine.vllm.engine import VllmEngine
 from dynamo_local.engine.vllm.kv.pull.messages import PullCounts

@@ -9,7 +9,8 @@ from typing import Any
 
 import openai
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.admin import ParkAnswer, ParkQuestion
 from dynamo_local.core.subjects import Subjects
 from state.machine.processes import descendants

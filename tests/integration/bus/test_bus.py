@@ -13,7 +13,8 @@ import pytest
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Answer, Message
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, DecodeError

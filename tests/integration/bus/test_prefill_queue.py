@@ -8,8 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer
-from dynamo_local.bus.jetstream.prefill_queue import CONSUMERS, LIMITS, PrefillQueue, create_prefill_queue
+from dynamo_local.bus.jetstream.prefill_queue import (
+    CONSUMERS,
+    LIMITS,
+    PrefillConsumer,
+    PrefillQueue,
+    create_prefill_queue,
+)
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Handler, Subscription
 from dynamo_local.core.messages.prefill import QueueLength

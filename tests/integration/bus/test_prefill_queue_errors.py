@@ -9,9 +9,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer
 from dynamo_local.bus.jetstream.prefill_queue import (
     LIMITS,
+    PrefillConsumer,
     PrefillQueue,
     create_prefill_queue,
     delete_prefill_queue,

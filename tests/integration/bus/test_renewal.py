@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.bus.parts import BusPart
-from dynamo_local.bus.renewal import follow_address
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus, BusPart, follow_address
 from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, BusRefusedError

@@ -12,10 +12,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.bus.rpc.client import CallClient, RemoteService
-from dynamo_local.bus.rpc.messages import WINDOW, Alive, Begin, Done, Frame, Hangup, Refused, Reply, Taken
-from dynamo_local.bus.rpc.server import CallServer
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.rpc import (
+    WINDOW,
+    Alive,
+    Begin,
+    CallClient,
+    CallServer,
+    Done,
+    Frame,
+    Hangup,
+    Refused,
+    RemoteService,
+    Reply,
+    Taken,
+)
 from dynamo_local.bus.subscriptions import Message
 from dynamo_local.core import codec
 from dynamo_local.core.errors import ConfigError, RpcError

@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
+from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.certificate import make_certificate
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError, BusRefusedError
 from dynamo_local.supervisor.server.nats.nats_server import NatsServer
 from tests.integration.nats_process import NatsProcess

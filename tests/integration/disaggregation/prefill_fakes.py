@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from components.frontend.prefill import PrefillDeadlines, PrefillJobs
-from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer, TakenJob
-from dynamo_local.bus.jetstream.prefill_queue import LIMITS, PrefillQueue
+from dynamo_local.bus.jetstream.prefill_queue import LIMITS, PrefillConsumer, PrefillQueue, TakenJob
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant, QueueLength

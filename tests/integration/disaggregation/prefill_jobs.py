@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer, TakenJob
-from dynamo_local.bus.jetstream.prefill_queue import CONSUMERS, PrefillQueue
+from dynamo_local.bus.jetstream.prefill_queue import CONSUMERS, PrefillConsumer, PrefillQueue, TakenJob
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.prefill import PrefillJob, QueueLength
 from dynamo_local.core.subjects import Subjects

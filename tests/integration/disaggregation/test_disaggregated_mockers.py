@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from components.workers.requests.unacknowledged import RESEND_AFTER_S
+from components.workers.requests.sender import RESEND_AFTER_S
 from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefill_queue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec

@@ -9,8 +9,13 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer, TakenJob
-from dynamo_local.bus.jetstream.prefill_queue import LIMITS, PrefillQueue, create_prefill_queue
+from dynamo_local.bus.jetstream.prefill_queue import (
+    LIMITS,
+    PrefillConsumer,
+    PrefillQueue,
+    TakenJob,
+    create_prefill_queue,
+)
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Answer, Message
 from dynamo_local.core.fleet.view import PREFILL_ROLE

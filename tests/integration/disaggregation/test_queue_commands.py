@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.jetstream.live_settings import create_settings
-from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer
-from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefill_queue
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.jetstream.prefill_queue import PrefillConsumer, PrefillQueue, create_prefill_queue
+from dynamo_local.bus.nats import Bus
 from dynamo_local.cli.main import run
 from dynamo_local.core.live_settings import SETTINGS
 from dynamo_local.core.messages.prefill import PrefillJob, QueueLength

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.core.messages.endpoints import Board, BoardRevision
 from dynamo_local.core.messages.presence import Counts, Presence, ProcessState

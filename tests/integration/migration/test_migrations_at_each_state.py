@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.view import FleetView
 from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, Reserve

@@ -13,10 +13,9 @@ from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, NotRunningError
 from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.messages.presence import Load, Presence
-from dynamo_local.core.planning.observation import QueueReading
+from dynamo_local.core.planning.window import QueueReading
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.planner.metrics import FleetMetrics
-from dynamo_local.planner.server_state import StateReader
+from dynamo_local.planner.metrics import FleetMetrics, StateReader
 from state.paths import StatePaths
 from state.statefile.model import Owner
 from state.statefile.store import StateStore

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.planner import PlannerReport
 from dynamo_local.core.subjects import Subjects
 from tests.chaos.frontend import ChaosFrontend

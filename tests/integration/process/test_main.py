@@ -18,8 +18,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.bus.rpc.client import CallClient
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.rpc import CallClient
 from dynamo_local.core.messages.presence import LeaseRevoked, Presence, ProcessState
 from dynamo_local.core.names import Watcher
 from dynamo_local.core.subjects import Subjects

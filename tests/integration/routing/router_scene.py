@@ -13,7 +13,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.presence import Counts
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Released
 from dynamo_local.core.messages.work import Submit
-from dynamo_local.core.routing.caches.block_keys import pack_hashes
+from dynamo_local.core.routing.caches.index import pack_hashes
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.mocker.engine import MockerEngine
 from dynamo_local.engine.mocker.settings import MockerSettings

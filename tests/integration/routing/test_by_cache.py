@@ -14,7 +14,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.kv_events import KvChanges
 from dynamo_local.core.messages.routing import Assignment
 from dynamo_local.core.ports import Request
-from dynamo_local.core.routing.caches.block_keys import unpack
+from dynamo_local.core.routing.caches.index import unpack
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.mocker.engine import MockerEngine
 from dynamo_local.engine.mocker.settings import MockerSettings

@@ -10,7 +10,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.kv_events import KvChanges
 from dynamo_local.core.messages.presence import LeaseRevoked
 from dynamo_local.core.messages.routes import RoutesAnswer, RoutesQuestion
-from dynamo_local.core.routing.caches.block_keys import pack
+from dynamo_local.core.routing.caches.index import pack
 from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import DEADLINE_S, until

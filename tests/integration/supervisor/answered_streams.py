@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from dynamo_local.bus.nats import Bus, BusAddress
-from dynamo_local.bus.renewal import follow_address
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus, follow_address
 from dynamo_local.core.subjects import Subjects
 from tests.chaos.answers import Outcome
 from tests.chaos.frontend import ChaosFrontend

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Subscription
 from dynamo_local.core.errors import DeviceError, SupervisorError
 from dynamo_local.core.subjects import Subjects

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from components.frontend.migration.scheduler import WHY
-from dynamo_local.bus.events import publish_event
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus, publish_event
 from dynamo_local.control.events import events_of
 from dynamo_local.core.errors import NotRunningError
 from dynamo_local.core.messages.events import Event

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import NamespaceBusyError, SupervisorError
 from dynamo_local.core.process.ownership import Owner
 from dynamo_local.core.subjects import OWNERS_BUCKET, Subjects

@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import SilentNodeError
 from dynamo_local.core.names import Watcher
 from dynamo_local.core.subjects import Subjects

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.subjects import Subjects
 from tests.chaos.answers import Outcome
 from tests.chaos.frontend import ChaosFrontend

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError, BusRefusedError
 from tests.integration.server_process import PATIENCE_S, eventually
 from tests.integration.supervisor.answered_streams import GRAPH, MOCKERS, address, streams, until_answered

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.control.client import ControlClient
 from dynamo_local.control.operations import RESTART_WORKERS, STOP
 from dynamo_local.core.subjects import Subjects

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.bus.nats import BusAddress
+from dynamo_local.bus.address import BusAddress
 from state.machine.processes import start_time
 from tests.integration.server_process import PATIENCE_S, ServerProcess, eventually
 

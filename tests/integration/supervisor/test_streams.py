@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.jetstream.live_settings import create_settings, read_settings, write_setting
 from dynamo_local.bus.jetstream.owner_record import BusRecord
-from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer
-from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefill_queue
+from dynamo_local.bus.jetstream.prefill_queue import PrefillConsumer, PrefillQueue, create_prefill_queue
 from dynamo_local.bus.jetstream.streams import StreamAbsentError
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import NamespaceBusyError, QueueAbsentError, SupervisorError
 from dynamo_local.core.messages.prefill import PrefillJob, QueueLength
 from dynamo_local.core.process.ownership import Owner

@@ -17,7 +17,8 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError, SupervisorError
 from dynamo_local.process.groups import kill_group, members
 from dynamo_local.supervisor.circus.client import CircusClient

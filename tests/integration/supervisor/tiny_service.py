@@ -11,7 +11,8 @@ import os
 import signal
 import sys
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import parse_watcher

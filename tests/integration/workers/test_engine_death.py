@@ -18,7 +18,8 @@ import msgspec
 import pytest
 
 from components.workers.engine_service import StallWatch
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE, Happened
 from dynamo_local.core.messages.presence import Presence

@@ -14,7 +14,7 @@ from dynamo_local.core.messages.kv_events import KvChanges, KvStateQuestion
 from dynamo_local.core.messages.presence import EngineInfo
 from dynamo_local.core.messages.work import Submit
 from dynamo_local.core.ports import CacheChanges, Progress, Step
-from dynamo_local.core.routing.caches.block_keys import key_of, pack
+from dynamo_local.core.routing.caches.index import key_of, pack
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.mocker.engine import MockerEngine
 from dynamo_local.engine.mocker.settings import MockerSettings

@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from components.workers.parking_orders import ParkingOrders
-from components.workers.roles import Roles
+from components.workers.roles import ParkingOrders, Roles
+from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.jetstream.prefill_queue import create_prefill_queue
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.control.client import ControlClient
 from dynamo_local.control.operations import LIST_WORKERS
 from dynamo_local.core.errors import EngineError

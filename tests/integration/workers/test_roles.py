@@ -13,8 +13,7 @@ import msgspec
 import pytest
 
 from components.workers.roles import Roles
-from dynamo_local.bus.jetstream.prefill_consumer import PrefillConsumer
-from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefill_queue
+from dynamo_local.bus.jetstream.prefill_queue import PrefillConsumer, PrefillQueue, create_prefill_queue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.cli.main import run
 from dynamo_local.core.errors import EngineError

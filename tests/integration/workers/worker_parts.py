@@ -14,7 +14,7 @@ from typing import Self
 from components.router import Router
 from components.workers.engine_service import EngineService
 from components.workers.prefill_service import CLAIM_S, PrefillService
-from components.workers.requests.unacknowledged import RESEND_AFTER_S
+from components.workers.requests.sender import RESEND_AFTER_S
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion

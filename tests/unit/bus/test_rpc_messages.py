@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.bus.rpc.messages import (
+from dynamo_local.bus.rpc import (
     Alive,
     Begin,
     Control,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dynamo_local.core.routing.caches.block_keys import KEY_BYTES
+from dynamo_local.core.routing.caches.index import KEY_BYTES
 from dynamo_local.engine.mocker.blocks import BlockHash, BlockPool, chain_hash, chain_hashes, root_hash
 
 TOTAL = 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dynamo_local.core.routing.caches.block_keys import key_of
+from dynamo_local.core.routing.caches.index import key_of
 from dynamo_local.core.routing.caches.mirror import CacheMirror
 
 from .two_engines import PROMPT, Party, larger, parties

@@ -13,8 +13,8 @@ import pytest
 from dynamo_local.core.errors import ConfigError, SupervisorError
 from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits
 from dynamo_local.core.planning.decision import Decision
-from dynamo_local.core.planning.observation import Observation
 from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.planning.window import Observation
 from dynamo_local.planner.decision_log import DecisionLog
 from dynamo_local.planner.loop import PlannerLoop
 from tests.unit.core.planning.fleets import prefiller, pull, worker

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynamo_local.core.planning.observation import observe
+from dynamo_local.core.planning.window import observe
 from dynamo_local.planner.series import of_observation
 from tests.unit.monitor.graph import DECODE, FRONTEND, ROUTER
 

@@ -12,7 +12,7 @@ from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.fleet.rates import Reading
 from dynamo_local.core.planning.actions import ActionOutcome, AddWorker
 from dynamo_local.core.planning.decision import Decision, Verdict
-from dynamo_local.core.planning.observation import Observation, QueueReading, WorkerSeen
+from dynamo_local.core.planning.window import Observation, QueueReading, WorkerSeen
 from dynamo_local.planner.tensorboard import ACTING_DECISIONS, ALL_DECISIONS, EventFolder, TensorBoardRecorder
 
 BUSY = WorkerSeen("ns_VllmWorker", "decode", "routable", 1, Reading(8, 4, 0.9, 0.1), 1000)

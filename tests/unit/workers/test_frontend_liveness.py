@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from components.workers.requests.frontend_liveness import FrontendLiveness
+from components.workers.requests.sender import FrontendLiveness
 from dynamo_local.tasks import TaskGuard
 
 GRACE_S = 0.01

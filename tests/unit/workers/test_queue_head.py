@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from components.workers.requests.queue_head import QueueHead
+from components.workers.requests.admission import QueueHead
 from dynamo_local.core.messages.presence import ClassUsage, Load
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch, Submit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from components.workers.requests.step_meter import StepMeter
+from components.workers.requests.counters import StepMeter
 from dynamo_local.core.messages.presence import EngineRates, Load
 from dynamo_local.core.messages.tokens import QUEUED, SCHEDULED, FinishReason, TokenDelta
 from dynamo_local.core.messages.work import RequestEpoch

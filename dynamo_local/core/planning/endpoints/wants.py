@@ -1,4 +1,4 @@
-"""The number of workers that an endpoint's policy asks for in each role, whatever there is room for. Pure."""
+"""The number of workers that an endpoint's policy asks for, by what is remembered from pull to pull. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,139 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from dynamo_local.core.fleet.view import PREFILL_ROLE
-from dynamo_local.core.planning.endpoints.memory import Memory, Proposed
-from dynamo_local.core.planning.endpoints.observation import EndpointSeen, bounds_of
+from dynamo_local.core.fleet.view import AGGREGATED_ROLE, DECODE_ROLE, PREFILL_ROLE
+from dynamo_local.core.planning.endpoints.decision import EndpointSeen, bounds_of, roles_of
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.policies import freeness, load
 from dynamo_local.core.planning.proposals import Policy, Proposal, why_starting
-from dynamo_local.core.planning.window import History, RoleWindow, Window
+from dynamo_local.core.planning.window import History, Observation, RoleWindow, Window, aggregate, remember
+
+# What the planner remembers of an endpoint from pull to pull. Pure.
+
+_PULLS_IN_A_GAP = 3
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """What a policy proposed for a role at the end of the last interval, when so many workers were ordered."""
+
+    ordered: int
+    proposal: Proposal
+
+    @property
+    def wanted(self) -> int:
+        return self.ordered + self.proposal.wanted
+
+    def holds(self, ordered: int) -> bool:
+        """Whether the proposal still applies: the number is neither the planner's nor the one before otherwise."""
+        return min(self.ordered, self.wanted) <= ordered <= max(self.ordered, self.wanted)
+
+
+@dataclass(frozen=True)
+class Told:
+    """The answer to the last order: the numbers by role that the server brings the endpoint to. It holds until the
+    server shows another board than the one of number `board`."""
+
+    board: int
+    ordered: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """An endpoint's past. `pulls`: those of the present interval; `history`: earlier intervals.
+
+    `refused_until`: the last order was refused or not answered, and the endpoint is left alone until then
+    (CLOCK_MONOTONIC, s).
+    """
+
+    demands: Mapping[str, Demand] = field(default_factory=dict)
+    pulls: tuple[Observation, ...] = ()
+    history: History = ()
+    proposed: Mapping[str, Proposed] = field(default_factory=dict)
+    told: Told | None = None
+    refused_until: float | None = None
+
+    def read(self, seen: EndpointSeen, options: PlannerOptions) -> Memory:
+        """Add the demand of a pull."""
+        gap_s = max(GAP_S, _PULLS_IN_A_GAP * options.metric_pulling_interval)
+        window_s = options.endpoint_concurrency_window
+        demands = {
+            role: self.demand(role).read(seen.fleet.at, seen.demand(role), window_s, gap_s)
+            for role in roles_of(seen.spec)
+        }
+        return replace(self, demands=demands)
+
+    def demand(self, role: str) -> Demand:
+        return self.demands.get(role, Demand())
+
+    def pulled(self, fleet: Observation, options: PlannerOptions) -> tuple[Memory, Window | None]:
+        """Add a pull to the present interval. Returns the interval's window too if it ends with this pull."""
+        pulls = (*self.pulls, fleet)
+        if fleet.at - pulls[0].at < options.adjustment_interval:
+            return replace(self, pulls=pulls), None
+        window = aggregate(pulls)
+        return replace(self, pulls=(), history=remember(self.history, window, options)), window
+
+    def without_proposals(self) -> Memory:
+        """Forget the present interval and the proposals of the last one."""
+        return replace(self, pulls=(), proposed={})
+
+    def ordered(self, seen: EndpointSeen, role: str, board: int) -> int:
+        """Number of workers that the server was told to run: by its answer until it shows a newer board."""
+        if self.told is not None and self.told.board == board:
+            return self.told.ordered.get(role, seen.ordered(role))
+        return seen.ordered(role)
+
+    def answered(self, board: int, workers: int, prefill_workers: int) -> Memory:
+        """Note the numbers of the server's answer to an order, which followed the board of this number."""
+        ordered = {PREFILL_ROLE: prefill_workers, DECODE_ROLE: workers, AGGREGATED_ROLE: workers}
+        return replace(self, told=Told(board, ordered))
+
+    def refused(self, until: float) -> Memory:
+        """Note that an order was refused or not answered."""
+        return replace(self, refused_until=until)
+
+
+# The highest demand within a window of time, and for how long it has been watched. Pure.
+
+GAP_S = 10.0
+"""Time without a known demand, in seconds, after which the window begins anew: what came meanwhile is not known."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Demand as it was read, pull by pull. Times are CLOCK_MONOTONIC, in seconds.
+
+    `peaks`: (time, number) of the readings that may still be the highest of a window, oldest and highest first.
+    `now`: the last reading, None if it could not be made. `since`: time of the first reading without a later gap.
+    `until`: time of the last reading.
+    """
+
+    peaks: tuple[tuple[float, float], ...] = ()
+    now: float | None = None
+    since: float | None = None
+    until: float | None = None
+
+    def read(self, at: float, number: float | None, window_s: float, gap_s: float = GAP_S) -> Demand:
+        """Add a reading. Times never decrease. `gap_s`: as GAP_S, where pulls are rarer than that."""
+        if number is None:
+            return replace(self, now=None)
+        higher = tuple(peak for peak in self.peaks if peak[1] > number and peak[0] >= at - window_s)
+        watched = self.since is not None and self.until is not None and at - self.until <= gap_s
+        return Demand((*higher, (at, number)), number, self.since if watched else at, at)
+
+    @property
+    def most(self) -> float | None:
+        """The highest reading of the window that ends with the last one; None if that could not be made."""
+        return None if self.now is None else self.peaks[0][1]
+
+    @property
+    def watched_s(self) -> float:
+        """Time for which the demand is known without a gap, in seconds."""
+        return 0.0 if self.since is None or self.until is None else self.until - self.since
+
+
+# The number of workers that an endpoint's policy asks for in each role, whatever there is room for. Pure.
 
 STEPWISE: Mapping[str, Policy] = MappingProxyType({"load": load.propose, "freeness": freeness.propose})
 """Policies that propose one worker more or less at the end of each adjustment interval. The other one, `concurrency`,

@@ -16,13 +16,19 @@ from dataclasses import dataclass, field, replace
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.planning.actions import Action, AddWorker, RemoveWorker
 from dynamo_local.core.planning.decision import Decision, Verdict
-from dynamo_local.core.planning.devices import devices_for_minimum, devices_of_one_more, held_by, held_by_all
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.policies.load import (
     NEW_DECODE_WORKER_GRACE_PERIOD,
     NEW_PREFILL_WORKER_QUEUE_BUFFER_PERIOD,
 )
-from dynamo_local.core.planning.proposals import Proposal, unread
+from dynamo_local.core.planning.proposals import (
+    Proposal,
+    devices_for_minimum,
+    devices_of_one_more,
+    held_by,
+    held_by_all,
+    unread,
+)
 from dynamo_local.core.planning.window import History, QueueWindow, RoleWindow, Window, mean
 from dynamo_local.core.shares import fits, summed
 

@@ -9,15 +9,177 @@ and are computed there. They count as cached, so that requests of one prefix tha
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+import struct
+from collections import Counter, OrderedDict, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, groupby, repeat
 from operator import or_
 
+from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.messages.kv_events import KvChanges
-from dynamo_local.core.routing.caches.block_keys import unpack
-from dynamo_local.core.routing.caches.coming import ComingPrefixes
+
+# Keys of KV blocks: the first 8 bytes of the engine's hash of a block, as an unsigned number.
+#
+# An engine's hash covers the block's tokens and all before them, salt and adapter. So a key names a whole prefix, and
+# two prefixes of a fleet share a key only by chance: once in 2**64 pairs. A sequence of keys travels packed: 8 bytes
+# for each, little endian, which are the first bytes of the hashes themselves.
+
+KEY_BYTES = 8
+
+
+def key_of(block_hash: bytes) -> int:
+    """Key of the block with this hash, of at least 8 bytes."""
+    return int.from_bytes(block_hash[:KEY_BYTES], "little")
+
+
+def pack(keys: Collection[int]) -> bytes:
+    """Keys as bytes."""
+    return struct.pack(f"<{len(keys)}Q", *keys)
+
+
+def pack_hashes(hashes: Iterable[bytes]) -> bytes:
+    """Keys of the blocks with these hashes, as bytes."""
+    return b"".join(block_hash[:KEY_BYTES] for block_hash in hashes)
+
+
+def number_of(packed: bytes) -> int:
+    """Number of packed keys. Raises DecodeError if a part of one is missing."""
+    count, rest = divmod(len(packed), KEY_BYTES)
+    if rest:
+        raise DecodeError(f"{len(packed)} bytes are no whole number of block keys")
+    return count
+
+
+def unpack(packed: bytes) -> tuple[int, ...]:
+    """Inverse of `pack`. Raises DecodeError if a part of a key is missing."""
+    return struct.unpack(f"<{number_of(packed)}Q", packed)
+
+
+# The prefixes that come to workers: those of requests that were assigned and are computed there. Pure.
+#
+# A key of a block names all blocks before it, so a context is a path in a tree. Paths are compressed, as in a radix
+# tree: a node is a run of blocks that the same requests have. So a context of thousands of blocks is entered, found and
+# removed in a few steps, each a comparison of bytes.
+
+
+@dataclass(slots=True)
+class _Node:
+    """`run`: packed keys of its blocks, in order. `requests`: how many have all of them, by the worker's bit; no
+    request ends within a run. `bits`: the workers in `requests`. `next`: what follows, by its first key, packed."""
+
+    run: bytes = b""
+    requests: Counter[int] = field(default_factory=Counter)
+    bits: int = 0
+    next: dict[bytes, _Node] = field(default_factory=dict)
+
+    def enter(self, bit: int) -> None:
+        self.requests[bit] += 1
+        self.bits |= bit
+
+    def leave(self, bit: int, number: int = 1) -> None:
+        self.requests[bit] -= number
+        if not self.requests[bit]:
+            del self.requests[bit]
+            self.bits ^= bit
+
+    def split(self, at: int) -> _Node:
+        """Divide the run after `at` bytes. Returns a node for what is before; this one keeps the rest."""
+        rest = self.run[at:]
+        before = _Node(self.run[:at], Counter(self.requests), self.bits, {rest[:KEY_BYTES]: self})
+        self.run = rest
+        return before
+
+    def join(self) -> None:
+        """Take in what follows, if it is one run and the same requests have it."""
+        if len(self.next) != 1:
+            return
+        (following,) = self.next.values()
+        if following.requests == self.requests:
+            self.run += following.run
+            self.next = following.next
+
+
+class ComingPrefixes:
+    """Contexts of requests under way, by the bits of their workers. Contexts are packed keys."""
+
+    def __init__(self) -> None:
+        self._root = _Node()
+
+    def add(self, bit: int, context: bytes) -> None:
+        """Enter a request's context."""
+        node, at = self._root, 0
+        while at < len(context):
+            first = context[at : at + KEY_BYTES]
+            following = node.next.get(first)
+            if following is None:
+                following = node.next[first] = _Node(context[at:])
+            shared = _shared(following.run, context, at)
+            if shared < len(following.run):
+                following = node.next[first] = following.split(shared)
+            following.enter(bit)
+            node, at = following, at + shared
+
+    def remove(self, bit: int, context: bytes) -> None:
+        """Take a context back that was entered for this worker. One that was not, or is gone, is ignored."""
+        path, node, at = [self._root], self._root, 0
+        while at < len(context):
+            following = node.next.get(context[at : at + KEY_BYTES])
+            if following is None or not following.bits & bit or not context.startswith(following.run, at):
+                return
+            node, at = following, at + len(following.run)
+            path.append(node)
+        for node in path[1:]:
+            node.leave(bit)
+        for before, node in zip(reversed(path[:-1]), reversed(path[1:]), strict=True):
+            if not node.requests:
+                del before.next[node.run[:KEY_BYTES]]
+            else:
+                node.join()
+
+    def clear(self, bit: int) -> None:
+        """Remove all contexts of a worker."""
+        nodes = [self._root]
+        while nodes:
+            node = nodes.pop()
+            for first, following in list(node.next.items()):
+                if following.bits & bit:
+                    following.leave(bit, following.requests[bit])
+                if following.requests:
+                    nodes.append(following)
+                else:
+                    del node.next[first]
+
+    def along(self, context: bytes) -> Iterator[tuple[int, int]]:
+        """The leading blocks of a context that come to any worker, in runs: number of blocks, and bits of workers."""
+        node, at = self._root, 0
+        while at < len(context):
+            following = node.next.get(context[at : at + KEY_BYTES])
+            if following is None:
+                return
+            shared = _shared(following.run, context, at)
+            yield shared // KEY_BYTES, following.bits
+            if shared < len(following.run):
+                return
+            node, at = following, at + shared
+
+
+def _shared(run: bytes, context: bytes, at: int) -> int:
+    """Bytes of whole keys that the run and the context from `at` have in common. The first key is the same."""
+    if context.startswith(run, at):
+        return len(run)
+    same, most = 1, min(len(run), len(context) - at) // KEY_BYTES
+    while same < most:
+        middle = (same + most + 1) // 2
+        start, end = same * KEY_BYTES, middle * KEY_BYTES
+        if run[start:end] == context[at + start : at + end]:
+            same = middle
+        else:
+            most = middle - 1
+    return same * KEY_BYTES
+
+
+# The index itself.
 
 MOST_BLOCKS = 4_000_000
 """Bound on the blocks of an index: some 500 MB. Further ones are not entered, and count as not cached."""
@@ -85,7 +247,7 @@ class PrefixIndex:
         self._bits.free(worker)
 
     def replace(self, worker: str, removed: Collection[int], stored: Collection[int]) -> None:
-        """Change what a worker holds that tells nothing itself (assumed.py)."""
+        """Change what a worker holds that tells nothing itself (`AssumedCaches`)."""
         self._replace(worker, self._streams.setdefault(worker, _Stream()), removed, stored)
 
     # What comes
@@ -246,3 +408,33 @@ class HolderTable:
     def clear(self, bit: int) -> None:
         """Remove a holder from all blocks. Looks at each."""
         self.remove(bit, [key for key, holders in self._holders.items() if holders & bit])
+
+
+# What is assumed of workers that do not tell which blocks they have: those of the requests assigned to them. Pure.
+#
+# A worker is taken for a cache of its size that drops what has been used least recently. That overestimates: requests
+# use blocks for their output as well, and some fail. An overestimate costs a request that is computed where it might
+# have been cached, and nothing more.
+
+
+class AssumedCaches:
+    """Enters into an index what workers without events are assumed to have cached."""
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+        self._used: dict[str, OrderedDict[int, None]] = {}
+        """The blocks of each worker, the least recently used first."""
+
+    def use(self, worker: str, keys: Sequence[int], room: int) -> None:
+        """Note that a request with these blocks has been assigned. `room`: number of blocks that the worker has."""
+        used = self._used.setdefault(worker, OrderedDict())
+        # The last blocks of a prefix first: they are dropped before those that they depend on.
+        for key in reversed(keys):
+            used[key] = None
+            used.move_to_end(key)
+        dropped = [used.popitem(last=False)[0] for _ in range(max(len(used) - max(room, 0), 0))]
+        self._index.replace(worker, dropped, [key for key in keys if key in used])
+
+    def forget(self, worker: str) -> None:
+        """Drop all that is assumed of a worker. The index is told apart from this."""
+        self._used.pop(worker, None)

@@ -7,7 +7,7 @@ from itertools import islice
 
 from dynamo_local.core.messages.kv_events import MOST_KEYS, KvChanges
 from dynamo_local.core.ports import CacheChanges
-from dynamo_local.core.routing.caches.block_keys import pack, unpack
+from dynamo_local.core.routing.caches.index import pack, unpack
 
 
 class CacheMirror:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dynamo_local.bus.nats import BusAddress
+from dynamo_local.bus.address import BusAddress
 from dynamo_local.core.addresses import host_in_url
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.supervisor.circus.client import CircusClient

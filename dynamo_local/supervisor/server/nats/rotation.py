@@ -22,7 +22,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, BusRefusedError, DynamoError, SupervisorError
 from dynamo_local.core.messages.presence import Presence

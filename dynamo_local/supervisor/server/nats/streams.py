@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import asyncio
 
+from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.jetstream.live_settings import create_settings, delete_settings
 from dynamo_local.bus.jetstream.owner_record import BusRecord
 from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefill_queue, delete_prefill_queue
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError, NamespaceBusyError, SupervisorError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.subjects import Subjects

@@ -22,7 +22,7 @@ from dynamo_local.core.messages.routing import AssignRequest, Charge, Charged, C
 from dynamo_local.core.migration.protocol import InFlightMigrations
 from dynamo_local.core.migration.rebalancing import ThrashWatch
 from dynamo_local.core.routing.ledger import Ledger
-from dynamo_local.core.routing.load_policies import Freest, RoundRobin
+from dynamo_local.core.routing.policies import Freest, RoundRobin
 from dynamo_local.supervisor.places import messages as places_messages
 from dynamo_local.supervisor.places import port
 from dynamo_local.supervisor.server.launch import templates

@@ -10,9 +10,17 @@ from dynamo_local.core.fleet.rates import Reading
 from dynamo_local.core.planning.actions import Action, AddWorker, RemoveWorker, SwitchRole
 from dynamo_local.core.planning.decide import decide
 from dynamo_local.core.planning.decision import Decision
-from dynamo_local.core.planning.observation import Observation, QueueReading, Standing, WorkerSeen
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.window import History, Window, aggregate, remember
+from dynamo_local.core.planning.window import (
+    History,
+    Observation,
+    QueueReading,
+    Standing,
+    Window,
+    WorkerSeen,
+    aggregate,
+    remember,
+)
 
 AGGREGATED = {"aggregated": "VllmWorker"}
 DISAGGREGATED = {"decode": "VllmWorker", "prefill": "PrefillWorker"}

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from dynamo_local.core.planning.actions import AddWorker, RemoveWorker
 from dynamo_local.core.planning.decide import decide
 from dynamo_local.core.planning.decision import Decision
-from dynamo_local.core.planning.observation import Observation, WorkerSeen
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.window import History, Window, aggregate
+from dynamo_local.core.planning.window import History, Observation, Window, WorkerSeen, aggregate
 from tests.unit.core.planning.fleets import prefiller, pull, reason_of, worker
 
 OPTIONS = PlannerOptions(policy="dynamo", prefill_queue_scale_up_threshold=5.0)

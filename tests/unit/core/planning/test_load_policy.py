@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dynamo_local.core.planning.actions import AddWorker, RemoveWorker, SwitchRole
-from dynamo_local.core.planning.observation import QueueReading
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.window import aggregate
+from dynamo_local.core.planning.window import QueueReading, aggregate
 from tests.unit.core.planning.fleets import AGGREGATED, decision_of, prefiller, pull, reason_of, worker
 
 ADD_DECODE = (AddWorker("decode", "VllmWorker"),)

@@ -10,15 +10,17 @@ import pytest
 
 from dynamo_local.core.fleet.rates import STALE_S, Reading, reading_of
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load, Presence, ProcessState
-from dynamo_local.core.planning.observation import (
+from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.planning.window import (
+    KEPT_WINDOWS,
     Claim,
     Observation,
     QueueReading,
     WorkerSeen,
+    aggregate,
     observe,
+    remember,
 )
-from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.window import KEPT_WINDOWS, aggregate, remember
 from tests.unit.core.planning.fleets import DISAGGREGATED, KV_TOKENS, prefiller, pull, worker
 
 NOW = 1000.0

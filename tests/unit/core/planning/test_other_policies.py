@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dynamo_local.core.planning.actions import AddWorker, RemoveWorker
-from dynamo_local.core.planning.observation import Observation, QueueReading
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.window import Window, aggregate
+from dynamo_local.core.planning.window import Observation, QueueReading, Window, aggregate
 from tests.unit.core.planning.fleets import AGGREGATED, decision_of, prefiller, pull, reason_of, worker
 
 FREENESS = PlannerOptions(policy="freeness")

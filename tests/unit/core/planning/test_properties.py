@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from dynamo_local.core.fleet.rates import Reading
 from dynamo_local.core.planning.actions import AddWorker, RemoveWorker, SwitchRole, roles_of
 from dynamo_local.core.planning.decide import POLICIES, decide
-from dynamo_local.core.planning.observation import Observation, QueueReading, WorkerSeen
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.window import aggregate
+from dynamo_local.core.planning.window import Observation, QueueReading, WorkerSeen, aggregate
 from tests.unit.core.planning.fleets import AGGREGATED, DISAGGREGATED, KV_TOKENS, LivingFleet
 
 Name = Literal["load", "freeness", "concurrency"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dynamo_local.core.planning.actions import AddWorker, RemoveWorker
-from dynamo_local.core.planning.devices import held_after
 from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.planning.proposals import held_after
 from dynamo_local.core.planning.window import aggregate
 from tests.unit.core.planning.fleets import decision_of, prefiller, pull, reason_of, worker
 

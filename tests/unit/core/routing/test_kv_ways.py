@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dynamo_local.core.messages.kv import TLS_STREAM, KvWays
 from dynamo_local.core.messages.presence import EngineInfo, Presence
-from dynamo_local.core.routing.kv_ways import ways_of_kv
+from dynamo_local.core.routing.pulling import ways_of_kv
 
 
 def worker(

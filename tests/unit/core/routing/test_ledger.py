@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.routing import AssignRequest, Charge
-from dynamo_local.core.routing.caches.block_keys import pack
+from dynamo_local.core.routing.caches.index import pack
 from dynamo_local.core.routing.ledger import NEVER, Ledger
-from dynamo_local.core.routing.load_policies import LeastOutstandingTokens
+from dynamo_local.core.routing.policies import LeastOutstandingTokens
 
 WORKERS = "abcd"
 policy = LeastOutstandingTokens()

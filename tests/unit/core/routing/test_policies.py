@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from dynamo_local.core.messages.kv_events import KvChanges
 from dynamo_local.core.messages.presence import EngineInfo, EngineRates, Load, Presence
 from dynamo_local.core.messages.routing import AssignRequest, Charge
-from dynamo_local.core.routing.caches.block_keys import pack
-from dynamo_local.core.routing.choice import RoutingPolicy
+from dynamo_local.core.routing.caches.index import pack
 from dynamo_local.core.routing.ledger import Ledger
-from dynamo_local.core.routing.policies import DEFAULT, POLICIES
+from dynamo_local.core.routing.policies import DEFAULT, POLICIES, RoutingPolicy
 
 WORKERS = "abcd"
 BLOCK = 16

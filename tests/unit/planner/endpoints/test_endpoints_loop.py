@@ -17,10 +17,14 @@ from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.planner import EndpointReport, PlannerReport
 from dynamo_local.core.planning.actions import ActionOutcome
 from dynamo_local.core.planning.decision import Decision
-from dynamo_local.core.planning.endpoints.decision import EndpointDecision, OrderOutcome, ScaleEndpoint
-from dynamo_local.core.planning.endpoints.observation import EndpointsObservation
-from dynamo_local.core.planning.observation import Observation
+from dynamo_local.core.planning.endpoints.decision import (
+    EndpointDecision,
+    EndpointsObservation,
+    OrderOutcome,
+    ScaleEndpoint,
+)
 from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.planning.window import Observation
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.planner.decision_log import DecisionLog
 from dynamo_local.planner.endpoints.loop import EndpointsLoop

@@ -12,7 +12,7 @@ from dynamo_local.core import codec
 from dynamo_local.core.fleet.view import TTL_S
 from dynamo_local.core.messages.presence import Counts, Presence
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.planner.endpoints.frontends import FrontendsWatch
+from dynamo_local.planner.metrics import FrontendsWatch
 
 
 @dataclass

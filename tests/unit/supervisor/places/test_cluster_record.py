@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from dynamo_local.bus.jetstream.revisions import RevisionError
+from dynamo_local.bus.jetstream.owner_record import RevisionError
 from dynamo_local.core.errors import NamespaceBusyError
 from dynamo_local.core.process.ownership import Owner, Record
 from dynamo_local.supervisor.places.cluster import ClusterRecord

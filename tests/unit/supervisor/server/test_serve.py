@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dynamo_local.bus.nats import Bus, BusAddress
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.process.ownership import Owner
 from dynamo_local.supervisor.places.cluster import ClusterRecord
 from dynamo_local.supervisor.server import serve

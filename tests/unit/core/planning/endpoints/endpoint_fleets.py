@@ -12,10 +12,9 @@ from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.fleet.rates import Reading
 from dynamo_local.core.messages.endpoints import EndpointState, EndpointStatus, EndpointView
 from dynamo_local.core.planning.endpoints.decide import Memories, decide
-from dynamo_local.core.planning.endpoints.decision import EndpointDecision
-from dynamo_local.core.planning.endpoints.observation import EndpointSeen, EndpointsObservation, roles_of
-from dynamo_local.core.planning.observation import Observation, QueueReading, Standing, WorkerSeen
+from dynamo_local.core.planning.endpoints.decision import EndpointDecision, EndpointSeen, EndpointsObservation, roles_of
 from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.planning.window import Observation, QueueReading, Standing, WorkerSeen
 
 KV_TOKENS = 32_768
 

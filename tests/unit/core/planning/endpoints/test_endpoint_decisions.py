@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from dynamo_local.core.messages.endpoints import EndpointState
 from dynamo_local.core.planning.endpoints.decide import LEFT_ALONE, Memories, decide
 from dynamo_local.core.planning.endpoints.decision import ScaleEndpoint
-from dynamo_local.core.planning.endpoints.memory import Memory
-from dynamo_local.core.planning.observation import QueueReading
+from dynamo_local.core.planning.endpoints.wants import Memory
 from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.planning.window import QueueReading
 from tests.unit.core.planning.endpoints.endpoint_fleets import LivingEndpoints, decided, pull, seen, spec, workers
 
 WIDE = PlannerOptions(max_gpu_budget=64)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.errors import DecodeError
-from dynamo_local.core.routing.caches.block_keys import key_of, pack, pack_hashes, unpack
+from dynamo_local.core.routing.caches.index import key_of, pack, pack_hashes, unpack
 
 hashes = st.lists(st.binary(min_size=8, max_size=32))
 

@@ -11,10 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo_local.core.messages.kv_events import KvChanges
-from dynamo_local.core.routing.caches.assumed import AssumedCaches
-from dynamo_local.core.routing.caches.block_keys import pack
-from dynamo_local.core.routing.caches.coming import ComingPrefixes
-from dynamo_local.core.routing.caches.index import PrefixIndex
+from dynamo_local.core.routing.caches.index import AssumedCaches, ComingPrefixes, PrefixIndex, pack
 
 WORKERS = "abc"
 keys = st.integers(0, 9)
