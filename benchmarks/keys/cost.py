@@ -19,11 +19,10 @@ from benchmarks.harness.spread import bootstrap
 from components.frontend.http.callers import Callers
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
-from components.frontend.http.usage import tally_of
 from components.frontend.keys.known import KnownKeys
-from components.frontend.keys.ticket import Gatekeeper, current_ticket
+from components.frontend.keys.ticket import Gatekeeper
 from components.frontend.limits.places import Counters, Places
-from components.frontend.priority import prioritized
+from components.frontend.request_context import request_here, tally_of
 from dynamo_local.core.http.asgi import Event, Receive, Scope, Send, headers_of
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.keys.registry import MOST_KEYS, KeyRegistry, create_key
@@ -157,10 +156,9 @@ async def _ignore(event: Event) -> None:
 async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
     """Take the request, submit it as the dispatcher does, and answer it with nothing."""
     await receive()
-    request = prioritized(Request("r", _TOKENS, None, 0.0, max_tokens=16))  # type: ignore[arg-type]
-    ticket = current_ticket()
-    if ticket is not None:
-        assert ticket.charge(request) is None
+    context = request_here()
+    request = context.prioritized(Request("r", _TOKENS, None, 0.0, max_tokens=16))  # type: ignore[arg-type]
+    assert context.charge(request) is None
     tally_of(scope).add("p", len(_TOKENS), 0, 8)
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"{}", "more_body": False})

@@ -17,14 +17,11 @@ from typing import ClassVar
 from msgspec import structs
 
 from components.frontend.admin import FrontendAdmin
-from components.frontend.answers.kept_log import Recording, current_recording
-from components.frontend.deferral import submit_in_turn
-from components.frontend.explaining import RouteNotes, current_notes
-from components.frontend.keys.ticket import current_ticket
+from components.frontend.answers.kept_log import Recording
 from components.frontend.migration.scheduler import MigrationExecutor, MigrationScheduler
 from components.frontend.placing import Assigner
 from components.frontend.prefill import PrefillJobs
-from components.frontend.priority import prioritized
+from components.frontend.request_context import RouteNotes, request_here
 from components.frontend.requests.live_requests import LiveRequest
 from components.frontend.requests.pausing import Pauses
 from components.frontend.requests.request_table import RequestTable
@@ -98,12 +95,12 @@ class BusDispatcher:
         return len(self.table.requests)
 
     async def submit(self, request: Request) -> None:
-        request, ticket = prioritized(request), current_ticket()
-        if ticket is not None and (why := ticket.charge(request)) is not None:
+        context = request_here()
+        request = context.prioritized(request)
+        if (why := context.charge(request)) is not None:
             self.table.refuse(request, why)
             return
-        notes, recording = current_notes(), current_recording()
-        submit_in_turn(lambda: self._add(request, notes, recording))
+        context.submit(lambda: self._add(request, context.notes, context.recording))
 
     def _add(self, request: Request, notes: RouteNotes | None, recording: Recording | None) -> None:
         # State that even one of the engines cannot rebuild is lost: the request may go there.

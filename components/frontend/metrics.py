@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from components.frontend.http.callers import who_asks
 from components.frontend.http.outgoing import answer
+from components.frontend.request_context import request_here
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.bus.subscriptions import Answer
@@ -63,7 +63,7 @@ class FrontendMetrics:
             if scope["type"] != "http" or scope["path"] != METRICS:
                 await app(scope, receive, send)
                 return
-            body = await self.text(by_key=who_asks().admin)
+            body = await self.text(by_key=request_here().caller.admin)
             await answer(send, 200, body, [(b"content-type", CONTENT_TYPE)])
 
         return with_metrics

@@ -24,7 +24,6 @@ from components.frontend.batches.run import BatchKeeper
 from components.frontend.endpoints.model import Application, ModelPlan, ModelScope, ServedModel
 from components.frontend.endpoints.revision import FrontendIdentity
 from components.frontend.endpoints.served_models import BoardWatch, ServedModels
-from components.frontend.http.callers import who_asks
 from components.frontend.http.forwarding import Forwarding
 from components.frontend.http.gate import Administration, HttpGate, SettingNames
 from components.frontend.http.usage import FrontendUsage
@@ -33,6 +32,7 @@ from components.frontend.keys.ticket import Gatekeeper
 from components.frontend.limits.places import Counters, Places
 from components.frontend.limits.rooms import Rooms
 from components.frontend.metrics import FrontendMetrics
+from components.frontend.request_context import request_here
 from components.frontend.settings import FrontendSettings, limits_of
 from components.frontend.stored.rest import Stores
 from components.planner import Planner
@@ -218,7 +218,7 @@ class Frontend(Service):
 
     async def _cards(self) -> list[dict[str, Any]]:
         """Return the models that who asks may use."""
-        return await self.served.table.cards(who_asks().allows)
+        return await self.served.table.cards(request_here().caller.allows)
 
     def _gate(self, app: App) -> HttpGate:
         context = self._context

@@ -21,12 +21,11 @@ from components.frontend.answers.kept_log import (
     BatchedJournal,
     KeptLog,
     Recording,
-    recorded,
 )
 from components.frontend.http.callers import Caller
 from components.frontend.http.incoming import replayed
 from components.frontend.http.own_requests import nothing_more, own_scope
-from components.frontend.http.usage import note_attempts
+from components.frontend.request_context import RequestContext
 from components.frontend.settings import AnswerLimits
 from dynamo_local.core.answers.events import (
     CANCELLED,
@@ -340,10 +339,11 @@ class RunningAnswer:
         return self._why_failed(recording, sink, cut)
 
     async def _call(self, recording: Recording, caller: Caller, sink: AnswerSink) -> None:
-        scope = own_scope(PATH, caller, self.head.headers)
-        note_attempts(scope, self)
-        with recorded(recording):
-            await self._pass_on(scope, replayed(inner_body(self.head), nothing_more), sink)
+        context = RequestContext(
+            caller=caller, is_own=True, attempts=self, recording=recording, kept_prompt=recording.prompt
+        )
+        scope = own_scope(PATH, context, self.head.headers)
+        await self._pass_on(scope, replayed(inner_body(self.head), nothing_more), sink)
 
     def _taker(self) -> Callable[[dict[str, Any]], None]:
         """Return what takes the events of one attempt."""

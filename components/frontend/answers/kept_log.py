@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dynamo_local.core.answers.events import AnswerState, OutOfOrderError, numbered
@@ -36,7 +34,6 @@ from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.ports import Request
 from dynamo_local.core.request.recovery import Fidelity
 from dynamo_local.core.usage.records import Counted
-from dynamo_local.engine.vllm.frontend.kept_prompt import kept_prompt
 from dynamo_local.tasks import finish_in_thread
 from state.answers.journal import AnswerJournal
 
@@ -261,22 +258,3 @@ class Recording:
         content = hashlib.sha256(array("q", request.prompt_token_ids).tobytes())
         content.update(f"{revision}\n{request.adapter or ''}\n{self._vocabulary}".encode())
         return content.hexdigest()
-
-
-_current: ContextVar[Recording | None] = ContextVar("recording of this answer", default=None)
-
-
-@contextmanager
-def recorded(recording: Recording) -> Iterator[None]:
-    """Have what is submitted within recorded, also by tasks that begin there."""
-    token, prompt = _current.set(recording), kept_prompt.set(recording.prompt)
-    try:
-        yield
-    finally:
-        kept_prompt.reset(prompt)
-        _current.reset(token)
-
-
-def current_recording() -> Recording | None:
-    """The recording of the answer that this belongs to; None: it is not kept."""
-    return _current.get()

@@ -13,10 +13,10 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from components.frontend.answers.answers import AGAIN, Answers, AnswerSink, RunningAnswer
-from components.frontend.http.callers import caller_of
 from components.frontend.http.exchange import unavailable, watched
 from components.frontend.http.incoming import Asked, read_body, replayed
 from components.frontend.http.outgoing import answer_json, page, query_of, refusal_of, stream_headers
+from components.frontend.request_context import caller_of
 from dynamo_local.core.answers.events import AnswerState, OutOfOrderError, stream_event
 from dynamo_local.core.answers.records import AnswerHead, Kind, Record, event_in, head_in
 from dynamo_local.core.answers.requests import (

@@ -11,11 +11,12 @@ import msgspec
 
 from components.frontend.async_tasks.calling import Calling
 from components.frontend.async_tasks.keeper import LOOK_EVERY_S, TaskKeeper
-from components.frontend.http.callers import Caller, caller_of
+from components.frontend.http.callers import Caller
 from components.frontend.http.exchange import unavailable
 from components.frontend.http.incoming import BodyRefusedError, read_body
 from components.frontend.http.models import ModelTable
 from components.frontend.http.outgoing import answer_json, query_of, refusal_of
+from components.frontend.request_context import caller_of
 from dynamo_local.core.async_tasks.callbacks import MODEL_ENDPOINT, TASK_PRIORITY, TaskOrder, order_of
 from dynamo_local.core.async_tasks.records import TaskHead, undefined
 from dynamo_local.core.errors import ConfigError, DecodeError, StateError, UsageError

@@ -1,6 +1,6 @@
 """The caller of a request: found once for each request, by the key that it brings.
 
-The gate puts the caller into the request's ASGI scope, where everything behind it finds it.
+The gate notes the caller in the request's context, where everything behind it finds it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ import hashlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from components.frontend.keys.known import KnownKeys
-from dynamo_local.core.http.asgi import HeaderMap, Scope
+from dynamo_local.core.http.asgi import HeaderMap
 from dynamo_local.core.http.bounds.admission import UNLIMITED, WITHOUT_KEY, PriorityTerms, Refusal, terms_of
 from dynamo_local.core.http.paths import Route
 from dynamo_local.core.keys.values import ApiKey, digest_of, has_number
@@ -26,8 +24,6 @@ API_KEY_FILE = "api-key-file"
 ADMIN_KEY_FILE = "admin-key-file"
 
 CLOSED_RETRY_S = 5
-
-_SCOPE_KEY = "dynamo.caller"
 
 _MARK_BYTES = 16
 
@@ -59,35 +55,6 @@ class Caller:
 
 ANYBODY = Caller(priorities=WITHOUT_KEY)
 """Whoever brings no key that is known."""
-
-
-_asking: ContextVar[Caller] = ContextVar("who asks", default=ANYBODY)
-
-
-def caller_of(scope: Scope) -> Caller:
-    """Return who asks. Anybody, if the gate has not looked."""
-    caller: Caller = scope.get(_SCOPE_KEY, ANYBODY)
-    return caller
-
-
-def note_caller(scope: Scope, caller: Caller) -> None:
-    """Have everything that gets the request know who asks."""
-    scope[_SCOPE_KEY] = caller
-
-
-@contextmanager
-def asking(caller: Caller) -> Iterator[None]:
-    """Have what is called within know who asks, where it does not get the scope."""
-    token = _asking.set(caller)
-    try:
-        yield
-    finally:
-        _asking.reset(token)
-
-
-def who_asks() -> Caller:
-    """Return who asks, in the context of a request that the gate has passed on by `asking`."""
-    return _asking.get()
 
 
 class Callers:

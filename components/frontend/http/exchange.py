@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
-from components.frontend.deferral import Deferral
 from components.frontend.http.incoming import replayed
 from components.frontend.http.outgoing import Outgoing, Renaming, stream_headers
-from components.frontend.http.own_requests import is_own
+from components.frontend.request_context import Deferral, request_of
 from dynamo_local.core.http.asgi import App, Event, Receive, Scope, Send, begins_event_stream
 from dynamo_local.core.http.bounds.admission import Refusal
 from dynamo_local.core.http.conversations import conversation_of
@@ -21,6 +21,7 @@ from dynamo_local.core.http.dialects import comment, error_event
 from dynamo_local.core.http.json_text import boolean
 from dynamo_local.core.http.waiting import COMMENT_EVERY_S
 from dynamo_local.core.priority.classes import PriorityClass, class_of
+from dynamo_local.engine.vllm.frontend.request_context import current_request
 from dynamo_local.tasks import unless
 
 WOKEN, HELD_S = b"x-dynamo-woken", b"x-dynamo-held-s"
@@ -304,13 +305,14 @@ class EarlyCall(ApplicationCall):
         self._deferral.release()
 
     async def _run(self, scope: Scope) -> None:
-        self._deferral.apply()
+        # For this task, and tasks that it begins.
+        current_request.set(replace(request_of(scope), deferral=self._deferral))
         await super()._run(scope)
 
 
 async def pass_on(app: App, scope: Scope, receive: Receive, send: Send) -> None:
     """Have an application answer a request."""
-    if not is_own(scope):
+    if not request_of(scope).is_own:
         # Its client tells the application itself that it leaves, and a task would cost as much as the gate.
         await app(scope, receive, send)
         return

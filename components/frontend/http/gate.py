@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from components.frontend.answers.rest import AnswersRest, Keeping, Serve
-from components.frontend.explaining import RouteNotes, explained
-from components.frontend.http.callers import ANYBODY, Caller, Callers, asking, caller_of, note_caller
+from components.frontend.http.callers import ANYBODY, Caller, Callers
 from components.frontend.http.exchange import GenerationRequest, unavailable
 from components.frontend.http.generation import DRAINING, Generations
 from components.frontend.http.incoming import (
@@ -30,11 +29,11 @@ from components.frontend.http.incoming import (
 )
 from components.frontend.http.models import NO_APPLICATION, ModelTable
 from components.frontend.http.outgoing import JSON, Renaming, answer, in_dialect, refuse
-from components.frontend.http.usage import UsageMeter, tally_of
+from components.frontend.http.usage import UsageMeter
 from components.frontend.keys.known import KnownKeys
-from components.frontend.keys.ticket import Gatekeeper, charge_to
+from components.frontend.keys.ticket import Gatekeeper
 from components.frontend.limits.rooms import Rooms
-from components.frontend.priority import submitted_at
+from components.frontend.request_context import RequestContext, RouteNotes, Within, note_request, request_of, tally_of
 from dynamo_local.core.http.asgi import App, Receive, Scope, Send, headers_of, is_crowded
 from dynamo_local.core.http.bounds.admission import (
     HEADER_KEY,
@@ -152,13 +151,15 @@ class HttpGate:
         await self._answer_by(self._admit, scope, receive, send)
 
     async def _answer_by(self, serve: Serve, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = Asked(ROUTES[scope["path"]], scope, headers_of(scope), caller_of(scope))
+        context = request_of(scope)
+        asked = Asked(ROUTES[scope["path"]], scope, headers_of(scope), context.caller)
         send = in_dialect(scope["path"], send)
         try:
-            if asked.route.keeps and self._keeping is not None:
-                refusal = await self._keeping.serve(asked, receive, send, serve, keeps=False)
-            else:
-                refusal = await serve(asked, receive, send)
+            with Within(context):
+                if asked.route.keeps and self._keeping is not None:
+                    refusal = await self._keeping.serve(asked, receive, send, serve, keeps=False)
+                else:
+                    refusal = await serve(asked, receive, send)
         except BodyRefusedError as error:
             refusal = error.refusal
         if refusal is not None:
@@ -194,9 +195,10 @@ class HttpGate:
             caller = ANYBODY
         elif (refusal := self._callers.refusal_of(caller, path, route, self._names.service)) is not None:
             return refusal
-        note_caller(scope, caller)
+        note_request(scope, context := RequestContext(caller=caller))
         try:
-            return await self._pass(Asked(route, scope, headers, caller), receive, send)
+            with Within(context):
+                return await self._pass(Asked(route, scope, headers, caller), receive, send)
         except BodyRefusedError as error:
             return error.refusal
         except ClientGoneError:
@@ -226,7 +228,7 @@ class HttpGate:
         try:
             refusal = ticket.refusal
             if refusal is None:
-                charge_to(ticket)
+                request_of(asked.scope).ticket = ticket
                 refusal = await self._post(asked, receive, send)
                 if refusal is not None and refusal.status == 404:
                     ticket.give_back_request()
@@ -239,8 +241,7 @@ class HttpGate:
     async def _look(self, asked: Asked, receive: Receive, send: Send) -> Refusal | None:
         if asked.scope["path"] in ("/live", "/health", "/load"):
             return await self._answer_state(asked.scope["path"], send)
-        with asking(asked.caller):
-            await self._app(asked.scope, receive, send)
+        await self._app(asked.scope, receive, send)
         return None
 
     async def _answer_state(self, path: str, send: Send) -> Refusal | None:
@@ -298,12 +299,12 @@ class HttpGate:
             return priority
         streams = asked.route.streams and boolean(fields.get("stream")) is True
         request = GenerationRequest(asked.scope, body, fields, streams, priority, asked.caller.name or "")
-        notes = RouteNotes() if EXPLAIN in asked.headers and self._may_explain(asked) else None
-        if notes is None:
-            with submitted_at(priority, request.key):
-                return await self._generations.serve(request, receive, send, self._renaming)
-        with submitted_at(priority, request.key), explained(notes):
-            return await self._generations.serve(request, receive, notes.sending(send), self._renaming)
+        context = request_of(asked.scope)
+        context.terms = priority, request.key
+        if EXPLAIN in asked.headers and self._may_explain(asked):
+            context.notes = RouteNotes()
+            send = context.notes.sending(send)
+        return await self._generations.serve(request, receive, send, self._renaming)
 
     def _may_explain(self, asked: Asked) -> bool:
         """Whether the client asks where its request goes, and may know it: administrators, and anybody on this machine

@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from components.frontend.http.callers import caller_of
 from components.frontend.http.exchange import (
     RETRY_NO_WORKER_S,
     EarlyAnswer,
@@ -29,8 +28,8 @@ from components.frontend.http.incoming import ClientGoneError
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.outgoing import Renaming
 from components.frontend.http.usage import Metered, UsageMeter
-from components.frontend.keys.ticket import note_demand
 from components.frontend.limits.rooms import Rooms
+from components.frontend.request_context import caller_of, request_of
 from dynamo_local.core.http.asgi import Receive, Send
 from dynamo_local.core.http.bounds.admission import Demand, Refusal, examine
 from dynamo_local.core.http.bounds.limits import LIMITED
@@ -95,7 +94,8 @@ class Generations:
         if isinstance(admitted, Refusal):
             return admitted
         entry, demand = admitted
-        note_demand(request.fields, demand)
+        if (ticket := request_of(request.scope).ticket) is not None:
+            ticket.note_demand(request.fields, demand)
         unready = self._unready(entry)
         if unready is not None and (step := self._not_held(request, entry, unready)) is not None:
             return refusal_of(step)

@@ -8,15 +8,14 @@ import logging
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from components.frontend.http.callers import Caller, note_caller
+from components.frontend.http.callers import Caller
 from components.frontend.http.incoming import replayed
+from components.frontend.request_context import RequestContext, note_request
 from dynamo_local.core.http.asgi import App, Event, Scope
 from dynamo_local.core.http.bounds.admission import HEADER_KEY
 from dynamo_local.core.http.bounds.limits import NEVER
 
 _log = logging.getLogger(__name__)
-
-_SCOPE_KEY = "dynamo.own"
 
 _FAULT = b'{"error":{"message":"Internal Server Error","type":"InternalServerError","param":null,"code":500}}'
 
@@ -50,7 +49,9 @@ async def ask(app: App, caller: Caller, path: str, body: bytes, priority: int) -
     extra = [(b"content-length", str(len(body)).encode()), (HEADER_KEY, str(allowed).encode())]
     whole = _Whole()
     try:
-        await app(own_scope(path, caller, extra), replayed(body, nothing_more), whole.send)
+        await app(
+            own_scope(path, RequestContext(caller=caller, is_own=True), extra), replayed(body, nothing_more), whole.send
+        )
     except Exception:  # noqa: BLE001
         # The boundary of a request: what is wrong with one must not end what it is a part of.
         _log.exception("a request to %s could not be answered", path)
@@ -74,8 +75,8 @@ class _Whole:
             self.answer += event.get("body", b"")
 
 
-def own_scope(path: str, caller: Caller, headers: Iterable[tuple[bytes, bytes]]) -> Scope:
-    """Return the scope of a POST request with a body of JSON, in which the caller is noted."""
+def own_scope(path: str, context: RequestContext, headers: Iterable[tuple[bytes, bytes]]) -> Scope:
+    """Return the scope of a POST request with a body of JSON, in which its context is noted."""
     scope: Scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -90,15 +91,9 @@ def own_scope(path: str, caller: Caller, headers: Iterable[tuple[bytes, bytes]])
         "client": None,
         "server": None,
         "state": {},
-        _SCOPE_KEY: True,
     }
-    note_caller(scope, caller)
+    note_request(scope, context)
     return scope
-
-
-def is_own(scope: Scope) -> bool:
-    """Whether the frontend itself makes this request. Nobody leaves it then: it is cancelled."""
-    return _SCOPE_KEY in scope
 
 
 async def nothing_more() -> Event:

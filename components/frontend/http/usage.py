@@ -10,26 +10,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextvars import Token
 from types import TracebackType
 from typing import Protocol
 
 import msgspec
 
-from components.frontend.http.callers import caller_of
 from components.frontend.http.models import ModelEntry
-from components.frontend.keys.ticket import current_ticket
+from components.frontend.request_context import request_of
 from dynamo_local.core.http.asgi import Event, Scope, Send
 from dynamo_local.core.usage.records import LEFT, Counted, Tally, UsageRecord
-from dynamo_local.engine.vllm.frontend.counting import counting
 from dynamo_local.monitor.metrics import USAGE_LOST, USAGE_PENDING, Sample, UsageCounts
 from state.paths import StatePaths
 from state.usage.journal import UsageJournal
 
 _log = logging.getLogger(__name__)
 
-_SCOPE_KEY = "dynamo.tally"
-_ATTEMPTS_KEY = "dynamo.attempts"
 
 Write = Callable[[UsageRecord], None]
 """Takes a record, at once. Never raises."""
@@ -62,17 +57,6 @@ class _Single:
         return False
 
 
-def note_attempts(scope: Scope, attempts: Attempts) -> None:
-    """Have what earlier attempts at a request have used counted once."""
-    scope[_ATTEMPTS_KEY] = attempts
-
-
-def tally_of(scope: Scope) -> Tally:
-    """Return the tally of a request. An empty one, which counts nothing, if the request is not metered."""
-    tally: Tally | None = scope.get(_SCOPE_KEY)
-    return Tally() if tally is None else tally
-
-
 class UsageMeter:
     """Meters the requests of one frontend. `write` takes a record of each."""
 
@@ -97,27 +81,25 @@ class Metered:
     """A request that is metered, in a context whose end writes what is not written yet."""
 
     def __init__(self, meter: UsageMeter, scope: Scope, endpoint: str, *, as_told: bool) -> None:
-        self.tally = scope[_SCOPE_KEY] = Tally()
+        context = request_of(scope)
+        self.tally = context.tally = Tally()
+        self._context = context
         self._meter = meter
-        self._scope = scope
+        self._path: str = scope["path"]
         self._endpoint = endpoint
         self._as_told = as_told
         self._began = meter.clock()
-        self._token: Token[Tally | None] | None = None
         self._status = LEFT
         self._is_answered = False
         self._has_written = False
-        self._attempts: Attempts = scope.get(_ATTEMPTS_KEY) or _Single()
+        self._attempts: Attempts = context.attempts or _Single()
 
     def __enter__(self) -> Metered:
-        self._token = counting.set(self.tally)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._token is not None:
-            counting.reset(self._token)
         if not self._is_answered:
             self._status = LEFT
         self._write()
@@ -164,8 +146,8 @@ class Metered:
             UsageRecord(
                 time=round(meter.wall_clock(), 3),
                 endpoint=self._endpoint,
-                key=caller_of(self._scope).name,
-                path=self._scope["path"],
+                key=self._context.caller.name,
+                path=self._path,
                 status=self._status,
                 prompt=now.prompt - before.prompt,
                 cached=now.cached - before.cached,
@@ -181,7 +163,7 @@ class Metered:
         """Whether no model was asked, because a limit of the key has refused what was to be submitted."""
         if self.tally.total:
             return False
-        ticket = current_ticket()
+        ticket = self._context.ticket
         return ticket is not None and ticket.refusal is not None
 
     def _take_told(self, body: bytes) -> None:

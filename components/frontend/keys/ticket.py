@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +80,15 @@ class Ticket:
         """Have the request not count as one of its minute: what it asks for is not there."""
         self._counters.give_back_request(self._key, self._clock())
 
+    def note_demand(self, fields: Mapping[str, Any], demand: Demand) -> None:
+        """Note what the request asks for."""
+        self.choices = demand.sequences
+        self.bounded = (
+            fields.get("max_tokens") is not None
+            or fields.get("max_completion_tokens") is not None
+            or fields.get("max_output_tokens") is not None
+        )
+
     def charge(self, request: Request) -> str | None:
         """Take the tokens that a submission may use. Returns why that is refused.
 
@@ -149,28 +157,3 @@ class Ticket:
 
 async def _dropped() -> None:
     """Send nothing."""
-
-
-_current: ContextVar[Ticket | None] = ContextVar("ticket of this request", default=None)
-
-
-def charge_to(ticket: Ticket) -> None:
-    """Charge what is submitted from here on, in this context, to the ticket, until it has ended."""
-    _current.set(ticket)
-
-
-def note_demand(fields: Mapping[str, Any], demand: Demand) -> None:
-    """Note in the ticket of this context, if there is one, what its request asks for."""
-    if (ticket := _current.get()) is not None:
-        ticket.choices = demand.sequences
-        ticket.bounded = (
-            fields.get("max_tokens") is not None
-            or fields.get("max_completion_tokens") is not None
-            or fields.get("max_output_tokens") is not None
-        )
-
-
-def current_ticket() -> Ticket | None:
-    """Return the ticket of the request in whose context this is called; None: it has no limits."""
-    ticket = _current.get()
-    return None if ticket is None or ticket.has_ended else ticket

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from components.frontend.answers.kept_log import Recording
-from components.frontend.explaining import RouteNotes
 from components.frontend.migration.state import MigrationRecord
+from components.frontend.request_context import RouteNotes
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.events import REQUEST, Event, RequestNews

@@ -15,9 +15,9 @@ from contextlib import suppress
 import msgspec
 
 from components.frontend.answers.kept_log import Recording
-from components.frontend.explaining import RouteNotes
 from components.frontend.placing import Assigner, Placer
 from components.frontend.prefill import PrefillJobs, RemotePrefill
+from components.frontend.request_context import RouteNotes
 from components.frontend.requests.live_requests import LiveRequest, LiveRequests
 from components.frontend.worker_link import WorkerLink
 from dynamo_local.bus.presence import FleetWatch

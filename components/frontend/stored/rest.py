@@ -10,12 +10,12 @@ from typing import BinaryIO
 
 from components.frontend.batches.pacing import Pacer
 from components.frontend.batches.run import BatchKeeper, Surroundings
-from components.frontend.http.callers import caller_of
 from components.frontend.http.exchange import watched
 from components.frontend.http.gate import Handler, HttpGate
 from components.frontend.http.incoming import BodyRefusedError, read_body
 from components.frontend.http.models import ModelTable
 from components.frontend.http.outgoing import answer_json, page, query_of, refusal_of
+from components.frontend.request_context import caller_of
 from components.frontend.settings import FrontendSettings
 from components.frontend.stored.upload import Uploads
 from dynamo_local.core.errors import ConfigError, ItemAbsentError, StateError, UsageError

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from components.frontend.deferral import submit_in_turn
+from components.frontend.request_context import request_here
 from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.ports import Outputs, Request
 from dynamo_local.engine.vllm.frontend.application import ModelApplication
@@ -27,7 +27,7 @@ class Letter:
         self.adapters: list[str | None] = []
 
     async def submit(self, request: Request) -> None:
-        submit_in_turn(lambda: self._begin(request))
+        request_here().submit(lambda: self._begin(request))
 
     def _begin(self, request: Request) -> None:
         self.adapters.append(request.adapter)

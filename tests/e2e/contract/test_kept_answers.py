@@ -13,10 +13,11 @@ import msgspec
 import pytest
 
 from components.frontend.answers.answers import Answers
-from components.frontend.answers.kept_log import Recording, current_recording
+from components.frontend.answers.kept_log import Recording
 from components.frontend.answers.rest import AnswersRest
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
+from components.frontend.request_context import request_here
 from components.frontend.settings import AnswerLimits
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.paths import RESPONSES
@@ -59,7 +60,7 @@ class Script:
 
     async def submit(self, request: Request) -> None:
         self.prompts.add(tuple(request.prompt_token_ids))
-        recording = current_recording()
+        recording = request_here().recording
         if recording is not None:
             assert recording.begin(msgspec.structs.replace(request, survival=Survival(Fidelity.EXACT)), "") is None
         task = asyncio.create_task(self._say(request.request_id, recording))

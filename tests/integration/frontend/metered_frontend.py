@@ -15,16 +15,16 @@ from typing import Any
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.usage import FrontendUsage
+from components.frontend.request_context import request_here
 from dynamo_local.core.http.asgi import Event, Receive, Scope, Send
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
-from dynamo_local.engine.vllm.frontend.counting import counting
 from state.paths import StatePaths
 
 
 async def application(asked: Scope, receive: Receive, send: Send) -> None:
     """Answer with a stream that tells what was used before it ends."""
     tokens = len(json.loads((await receive())["body"])["prompt"])
-    tally = counting.get()
+    tally = request_here().tally
     assert tally is not None
     headers = [(b"content-type", b"text/event-stream")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})

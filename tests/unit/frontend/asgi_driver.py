@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.frontend.deferral import submit_in_turn
 from components.frontend.http.gate import HttpGate, SettingNames
 from components.frontend.http.models import ModelEntry, ModelTable
+from components.frontend.request_context import request_here
 from dynamo_local.core.http.asgi import App, Event, Receive, Scope, Send
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.bounds.limits import LIMITED
@@ -140,7 +140,7 @@ class Backend:
             submitted.set()
 
         async def wait() -> None:
-            submit_in_turn(submit)
+            request_here().submit(submit)
             await submitted.wait()
             await self.open.wait()
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from components.frontend.answers.answers import Answers
-from components.frontend.answers.kept_log import current_recording
 from components.frontend.answers.rest import AnswersRest
 from components.frontend.http.gate import Administration, HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
-from components.frontend.http.usage import UsageMeter, tally_of
+from components.frontend.http.usage import UsageMeter
+from components.frontend.request_context import request_here, tally_of
 from components.frontend.settings import AnswerLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
@@ -100,7 +100,7 @@ class Application:
         await tell("response.completed", response=response("completed", done))
 
     async def _parts(self, answer: str, tally: Tally) -> AsyncIterator[str]:
-        recording = current_recording()
+        recording = request_here().recording
         assert recording is not None
         prompt = recording.prompt(self.prompt, self.vocabulary)
         request = Request(answer, prompt, lambda *_: b"", 0.0, survival=self.survival)
@@ -125,7 +125,7 @@ class Application:
         whole = self.fails
 
         def fails(now: int) -> None:
-            recording = current_recording()
+            recording = request_here().recording
             if now == position and recording is not None:
                 self.fails = whole
                 recording.take(TokenDelta("", 1, 0, [], finish="error", error=why, fault=fault))

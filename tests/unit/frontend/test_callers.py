@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from components.frontend.http.callers import ANYBODY, Caller, Callers, caller_of
+from components.frontend.http.callers import ANYBODY, Caller, Callers
 from components.frontend.http.gate import Administration, HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
+from components.frontend.request_context import caller_of
 from dynamo_local.core.http.asgi import Receive, Scope, Send, headers_of
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from tests.unit.frontend.asgi_driver import call, scope

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from components.frontend.explaining import current_notes
 from components.frontend.http.gate import Administration, HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
+from components.frontend.request_context import request_here
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.messages.routes import RouteRow
 from tests.unit.frontend.asgi_driver import LIMITS, call, scope
@@ -19,7 +19,7 @@ HERE, ELSEWHERE = ("127.0.0.1", 5), ("192.0.2.7", 5)
 async def application(asked: Scope, receive: Receive, send: Send) -> None:
     """Begins its answer as a stream does: before the request has a worker."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    if (notes := current_notes()) is not None:
+    if (notes := request_here().notes) is not None:
         notes.note(ROUTE, str)
     await send({"type": "http.response.body", "body": b"served"})
 

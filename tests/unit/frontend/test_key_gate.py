@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-from components.frontend.deferral import submit_in_turn
-from components.frontend.http.callers import Callers, caller_of, who_asks
+from components.frontend.http.callers import Callers
 from components.frontend.http.gate import Administration, HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
-from components.frontend.http.usage import UsageMeter, tally_of
+from components.frontend.http.usage import UsageMeter
 from components.frontend.keys.known import KnownKeys
-from components.frontend.keys.ticket import Gatekeeper, current_ticket
+from components.frontend.keys.ticket import Gatekeeper
 from components.frontend.limits.places import Counters, Places
-from components.frontend.priority import prioritized
+from components.frontend.request_context import caller_of, request_here, tally_of
 from dynamo_local.core.http.asgi import Receive, Scope, Send, headers_of
 from dynamo_local.core.http.bounds.admission import AdmissionLimits, Refusal
 from dynamo_local.core.keys.registry import KeyRegistry, create_key, revoke_key, rotate_key
@@ -47,12 +46,13 @@ class Submitting:
     async def __call__(self, asked: Scope, receive: Receive, send: Send) -> None:
         fields = json.loads((await receive())["body"])
         request = Request("r", range(self.prompt), None, 0.0, fields.get("priority", 0), max_tokens=self.max_tokens)  # type: ignore[arg-type]
-        request, ticket = prioritized(request), current_ticket()
-        if ticket is not None and ticket.charge(request) is not None:
+        context = request_here()
+        request = context.prioritized(request)
+        if context.charge(request) is not None:
             await send({"type": "http.response.start", "status": 400, "headers": []})
             await send({"type": "http.response.body", "body": b"what vLLM makes of it"})
             return
-        submit_in_turn(lambda: self.priorities.append(request.priority))
+        request_here().submit(lambda: self.priorities.append(request.priority))
         self.keys.append(request.key)
         self.entered.release()
         await self.open.wait()
@@ -94,7 +94,7 @@ class Town:
         return ModelEntry((name, f"{name}-too"), lambda: None, AdmissionLimits(), self.apps[name], cards=cards)
 
     async def _common(self, asked: Scope, receive: Receive, send: Send) -> None:
-        names = [card["id"] for card in await self.table.cards(who_asks().allows)]
+        names = [card["id"] for card in await self.table.cards(request_here().caller.allows)]
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": json.dumps(names).encode()})
 

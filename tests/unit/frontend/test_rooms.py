@@ -14,11 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.frontend.http.callers import Caller, note_caller
+from components.frontend.http.callers import Caller
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.limits.places import HEAD, Places
 from components.frontend.limits.rooms import END, MOST_MODELS, Rooms
+from components.frontend.request_context import RequestContext, note_request
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.bounds.limits import LIMITED
@@ -209,7 +210,7 @@ class Frontend:
 
     async def ask(self, key: str = "") -> Answer:
         asked = scope("/v1/completions")
-        note_caller(asked, Caller(name=key))
+        note_request(asked, RequestContext(caller=Caller(name=key)))
         return await call(self.gate.answer_own, asked, [b'{"model": "m", "prompt": "x"}'])
 
     async def load(self) -> bytes:

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from components.frontend.deferral import submit_in_turn
 from components.frontend.http.callers import API_KEY_FILE
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
-from components.frontend.http.usage import UsageMeter, tally_of
+from components.frontend.http.usage import UsageMeter
+from components.frontend.request_context import request_here, tally_of
 from dynamo_local.core.http.asgi import Event, Receive, Scope, Send
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.usage.records import Tally, UsageRecord
-from dynamo_local.engine.vllm.frontend.counting import counting
 from tests.unit.frontend.asgi_driver import Answer, call, scope
 
 PATH = "/v1/completions"
@@ -76,7 +75,7 @@ def engines(prompt_id: str = "a", prompt: int = 5, cached: int = 2, output: int 
     """What engines do: one request, with its output."""
 
     async def run() -> None:
-        tally = counting.get()
+        tally = request_here().tally
         assert tally is not None
         tally.begin()
         tally.add(prompt_id, prompt, cached, output)
@@ -92,7 +91,7 @@ async def test_a_record_is_written_before_the_client_is_told_what_was_used() -> 
     await scene.ask({"model": "m"})
     record = UsageRecord(7.0, "m", API_KEY_FILE, PATH, 200, prompt=5, cached=2, output=1, seconds=1.0)
     assert scene.order == [200, record, b"usage", b""]
-    assert (tally_of(scene.scopes[0]).total, counting.get()) == (6, None)
+    assert (tally_of(scene.scopes[0]).total, request_here().tally) == (6, None)
 
 
 async def test_nothing_is_written_while_engines_go_on() -> None:
@@ -176,10 +175,10 @@ async def test_the_tally_of_a_held_request_is_known_where_it_is_submitted() -> N
         done = asyncio.Event()
 
         def submit() -> None:
-            found.append(counting.get())
+            found.append(request_here().tally)
             done.set()
 
-        submit_in_turn(submit)
+        request_here().submit(submit)
         await done.wait()
 
     scene = Scene(submits, START, part(b"", more=False))

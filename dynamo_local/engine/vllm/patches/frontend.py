@@ -25,14 +25,13 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput, RequestState
 
 from dynamo_local.core.usage.records import Tally
-from dynamo_local.engine.vllm.frontend.counting import counting
 from dynamo_local.engine.vllm.frontend.grammar_threads import (
     GrammarThreads,
     GrammarThreadsBusyError,
     GrammarTimeoutError,
     yield_to_others,
 )
-from dynamo_local.engine.vllm.frontend.kept_prompt import kept_prompt
+from dynamo_local.engine.vllm.frontend.request_context import current_request
 from dynamo_local.engine.vllm.patches.check import applies
 
 # `AsyncLLM` with an engine-core client of ours.
@@ -115,10 +114,10 @@ def count_usage(processor: OutputProcessor) -> None:
     def add_counted(request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
         add(request, *args, **kwargs)
         # Called in the context of the HTTP request; outputs are processed in none.
-        tally, state = counting.get(), states.get(request.request_id)
-        if tally is not None and state is not None:
-            setattr(state, _TALLY, tally)
-            tally.begin()
+        context, state = current_request.get(), states.get(request.request_id)
+        if context is not None and context.tally is not None and state is not None:
+            setattr(state, _TALLY, context.tally)
+            context.tally.begin()
 
     def process_counted(outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any) -> OutputProcessorOutput:
         # A finished request has no state afterwards, and before that there may be tokens that are cut off.
@@ -156,9 +155,9 @@ def keep_prompts(processor: OutputProcessor) -> None:
     vocabulary = cache(lambda: _digest(processor.tokenizer))
 
     def add_kept(request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
-        keep = kept_prompt.get()
-        if keep is not None and request.prompt_token_ids is not None:
-            request.prompt_token_ids = list(keep(request.prompt_token_ids, vocabulary()))
+        context = current_request.get()
+        if context is not None and context.kept_prompt is not None and request.prompt_token_ids is not None:
+            request.prompt_token_ids = list(context.kept_prompt(request.prompt_token_ids, vocabulary()))
         add(request, *args, **kwargs)
 
     processor.add_request = add_kept  # type: ignore[method-assign]

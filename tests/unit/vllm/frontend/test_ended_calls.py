@@ -9,12 +9,12 @@ import pytest
 from fastapi import FastAPI, Request
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 
-from components.frontend.deferral import submit_in_turn
 from components.frontend.http.callers import ANYBODY
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.own_requests import Answered, ask
 from components.frontend.http.usage import UsageMeter
+from components.frontend.request_context import request_here
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.usage.records import LEFT, UsageRecord
 from tests.unit.frontend.asgi_driver import call, scope
@@ -40,7 +40,7 @@ class House:
         async def complete(fields: dict[str, Any], raw_request: Request) -> None:
             self.working += 1
             try:
-                submit_in_turn(self.submitted.set)
+                request_here().submit(self.submitted.set)
                 await asyncio.Event().wait()
             finally:
                 self.working -= 1
