@@ -1,4 +1,6 @@
-"""The planner's loop: pull, decide, act, record. The decisions themselves are made in core/planning."""
+"""The planner's loops, for the graph's own workers and for those of endpoints: pull, decide, act, record.
+
+The decisions themselves are made in core/planning."""
 
 from __future__ import annotations
 
@@ -9,12 +11,23 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from dynamo_local.core.errors import DynamoError
+from dynamo_local.core.messages.endpoints import EndpointStatus
 from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits, roles_of
 from dynamo_local.core.planning.decide import decide
 from dynamo_local.core.planning.decision import Decision, Recorder, describe, event_of
+from dynamo_local.core.planning.endpoints.decide import Memories
+from dynamo_local.core.planning.endpoints.decide import decide as decide_on_endpoints
+from dynamo_local.core.planning.endpoints.decision import (
+    EndpointDecision,
+    EndpointRecorder,
+    EndpointsObservation,
+    OrderOutcome,
+    ScaleEndpoint,
+)
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.proposals import held_after
 from dynamo_local.core.planning.window import History, Observation, Window, aggregate, remember
+from dynamo_local.planner.metrics import Promised
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +52,7 @@ class PlannerLoop:
         take_action: TakeAction,
         recorders: Sequence[Recorder] = (),
         on_action: OnAction = lambda _: None,
+        promised: Promised | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -51,9 +65,7 @@ class PlannerLoop:
         self._history: History = ()
         self._gist: tuple[str, ...] = ()
         """The gist of the last decision."""
-        self.devices = 0.0
-        """Devices that the graph's own workers have while an action is under way, those of a worker to be added
-        included; 0 at other times."""
+        self.promised = promised or Promised()
 
     async def run(self) -> None:
         """Plan until cancelled. Raises NotRunningError when the server has ended."""
@@ -68,7 +80,7 @@ class PlannerLoop:
         outcomes: list[ActionOutcome] = []
         try:
             if not self._options.no_operation:
-                self.devices = held_after(window, decision.actions, self._options)
+                self.promised.own = held_after(window, decision.actions, self._options)
                 await self._carry_out(decision, outcomes)
         finally:
             # Also if the planner is stopped meanwhile: actions that have begun must be on record.
@@ -107,7 +119,7 @@ class PlannerLoop:
             for action in decision.actions:
                 outcomes.append(await self._apply(action, limits, decision.reasons))
         finally:
-            self.devices = 0.0
+            self.promised.own = 0.0
             self._on_action(None)
 
     async def _apply(self, action: Action, limits: DeviceLimits, why: str) -> ActionOutcome:
@@ -130,3 +142,84 @@ def _with_outcomes(window: Window, outcomes: Sequence[ActionOutcome]) -> Window:
         outcome.action.role for outcome in outcomes if outcome.done and isinstance(outcome.action, AddWorker)
     )
     return replace(window, failed=failed, added=added)
+
+
+# For endpoints.
+
+Scale = Callable[[ScaleEndpoint], Awaitable[tuple[OrderOutcome, EndpointStatus | None]]]
+"""Gives an order. Returns what became of it, and the endpoint's status after it if it is carried out."""
+
+
+class EndpointsLoop:
+    """Decides at every pull how many workers each endpoint has, and orders them.
+
+    The server starts and ends the workers after its answer, so that no change holds this loop up.
+    """
+
+    def __init__(
+        self,
+        options: PlannerOptions,
+        pull: Callable[[], Awaitable[EndpointsObservation]],
+        scale: Scale,
+        recorders: Sequence[EndpointRecorder] = (),
+        promised: Promised | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._pull = pull
+        self._scale = scale
+        self._recorders = tuple(recorders)
+        self._clock = clock
+        self._memories: Memories = {}
+        self._gists: dict[str, tuple[str, ...]] = {}
+        """By endpoint, the gist of the last decision that was recorded."""
+        self.promised = promised or Promised()
+
+    async def run(self) -> None:
+        """Plan until cancelled. Raises NotRunningError when the server has ended."""
+        while True:
+            await self.turn()
+            await asyncio.sleep(self._options.metric_pulling_interval)
+
+    async def turn(self) -> tuple[EndpointDecision, ...]:
+        """Pull once, decide, and give the orders."""
+        observation = await self._pull()
+        planned = decide_on_endpoints(observation, self._memories, self._options)
+        self._memories, self.promised.endpoints = planned.memories, float(planned.devices)
+        for recorder in self._recorders:
+            recorder.endpoints_observed(observation, planned.decisions)
+        await asyncio.gather(*(self._carry_out(decision, observation.board) for decision in planned.decisions))
+        gone = self._gists.keys() - {decision.endpoint for decision in planned.decisions}
+        for endpoint in gone:
+            del self._gists[endpoint]
+        return planned.decisions
+
+    async def _carry_out(self, decision: EndpointDecision, board: int) -> None:
+        order = decision.order if decision.acts else None
+        if order is None and self._gists.get(decision.endpoint) == decision.gist:
+            return
+        self._gists[decision.endpoint] = decision.gist
+        outcome = None if order is None else await self._give(order, board)
+        _log_decision(decision, outcome)
+        for recorder in self._recorders:
+            recorder.endpoint_decided(decision, outcome)
+
+    async def _give(self, order: ScaleEndpoint, board: int) -> OrderOutcome:
+        outcome, status = await self._scale(order)
+        memory = self._memories[order.name]
+        if status is not None:
+            memory = memory.answered(board, status.wanted, status.wanted_prefill)
+        elif not outcome.done:
+            memory = memory.refused(self._clock() + self._options.adjustment_interval)
+        self._memories = {**self._memories, order.name: memory}
+        return outcome
+
+
+def _log_decision(decision: EndpointDecision, outcome: OrderOutcome | None) -> None:
+    if outcome is not None and not outcome.done:
+        _log.warning("%s: not done: %s", decision.text, outcome.note)
+    elif decision.order is not None:
+        _log.info("%s", decision.text)
+    else:
+        _log.debug("%s", decision.text)

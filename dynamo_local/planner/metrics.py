@@ -178,14 +178,24 @@ class FrontendsWatch:
             known[presence.watcher] = presence, now
 
 
+@dataclass
+class Promised:
+    """Devices that workers have, or are to have: by what the planner has decided last, before the statefile shows it.
+    The loops write it, and each observation counts what the other loop has promised."""
+
+    own: float = 0.0
+    """The graph's own workers, while an action is under way, one that is to be added included; 0 at other times."""
+    endpoints: float = 0.0
+    """Those of endpoints, those included that are still to start."""
+
+
 # The graph's own workers.
 
 
 class FleetMetrics:
     """Pulls observations of one running server. `watch` is started and run by its owner.
 
-    `templates`: by role, the service whose workers start in it. `taken` returns the devices that endpoints have been
-    promised, whose workers may still be to start.
+    `templates`: by role, the service whose workers start in it.
     """
 
     def __init__(
@@ -195,7 +205,7 @@ class FleetMetrics:
         watch: FleetWatch,
         state: StateReader,
         templates: Mapping[str, str],
-        taken: Callable[[], float] = lambda: 0,
+        promised: Promised | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -203,7 +213,7 @@ class FleetMetrics:
         self._watch = watch
         self._state = state
         self._templates = {role: service for role, service in templates.items() if role in ENGINE_ROLES}
-        self._taken = taken
+        self._promised = promised or Promised()
         self._queue = QueueReader(bus, subjects)
         self._clock = clock
 
@@ -223,26 +233,11 @@ class FleetMetrics:
             queue=queue,
             templates=self._templates,
             inventory=None if state is None else state.inventory,
-            taken=0 if state is None else max(state.devices_of_endpoints, self._taken()),
+            taken=0 if state is None else max(state.devices_of_endpoints, self._promised.endpoints),
         )
 
 
 # The workers of all endpoints.
-
-
-@dataclass(frozen=True)
-class Sources:
-    """What endpoints are observed by. `watch` follows the workers of all endpoints; both watches are started and run by
-    their owner. `promised` returns the devices that the graph's own workers are about to hold."""
-
-    bus: Bus
-    subjects: Subjects
-    watch: FleetWatch
-    frontends: FrontendsWatch
-    state: StateReader
-    paths: StatePaths
-    promised: Callable[[], float] = lambda: 0
-    clock: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True)
@@ -254,30 +249,49 @@ class _Fleet:
 
 
 class EndpointMetrics:
-    """Pulls observations of the endpoints of one running server."""
+    """Pulls observations of the endpoints of one running server. `watch` follows the workers of all endpoints; both
+    watches are started and run by their owner."""
 
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
+    def __init__(
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        watch: FleetWatch,
+        frontends: FrontendsWatch,
+        state: StateReader,
+        paths: StatePaths,
+        promised: Promised,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._watch = watch
+        self._frontends = frontends
+        self._state = state
+        self._paths = paths
+        self._promised = promised
+        self._clock = clock
         self._board = Board()
         self._queues_of: dict[str, QueueReader] = {}
 
     async def pull(self) -> EndpointsObservation:
         """Return an observation of all endpoints now. Raises NotRunningError when the server has ended."""
-        sources, watch = self._sources, self._sources.watch.view
-        state = await sources.state.read()
+        watch = self._watch.view
+        state = await self._state.read()
         # A server that never had an endpoint has no board; one that cannot be read for a moment is as it was.
-        read = await asyncio.to_thread(read_board, sources.paths)
+        read = await asyncio.to_thread(read_board, self._paths)
         board = self._board = self._board if read is None else read
         serving = {endpoint_of(each.revision): each.revision for each in board.revisions if each.takes_requests}
-        sources.frontends.forget_others(set(serving.values()))
+        self._frontends.forget_others(set(serving.values()))
         queues = await self._queues(serving)
-        if not sources.bus.connected:
+        if not self._bus.connected:
             state = None
-        at, fleet = sources.clock(), _Fleet(tuple(watch.members()), tuple(watch.ready(ENGINE_ROLES)))
+        at, fleet = self._clock(), _Fleet(tuple(watch.members()), tuple(watch.ready(ENGINE_ROLES)))
         return EndpointsObservation(
             at,
             tuple(self._seen(view, serving.get(view.spec.name), state, fleet, queues, at) for view in board.endpoints),
-            None if state is None else max(state.devices_of(""), sources.promised()),
+            None if state is None else max(state.devices_of(""), self._promised.own),
             None if state is None else state.inventory,
             board.number,
         )
@@ -302,7 +316,7 @@ class EndpointMetrics:
         )
         if state is None or revision is None:
             return EndpointSeen(view, found, None)
-        frontends = self._sources.frontends
+        frontends = self._frontends
         return EndpointSeen(
             view, found, frontends.in_flight(revision), frontends.held(revision), frontends.queued(revision)
         )
@@ -317,8 +331,7 @@ class EndpointMetrics:
         return {name: length for name, length in zip(known, lengths, strict=True) if length is not None}
 
     def _queue(self, revision: str) -> QueueReader:
-        sources = self._sources
         if revision not in self._queues_of:
-            subjects = Subjects(sources.subjects.namespace, revision)
-            self._queues_of[revision] = QueueReader(sources.bus, subjects)
+            subjects = Subjects(self._subjects.namespace, revision)
+            self._queues_of[revision] = QueueReader(self._bus, subjects)
         return self._queues_of[revision]

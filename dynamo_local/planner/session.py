@@ -20,9 +20,8 @@ from dynamo_local.core.messages.events import Event
 from dynamo_local.core.planning.endpoints.decision import EndpointRecorder
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.planner.endpoints.loop import EndpointsLoop
-from dynamo_local.planner.loop import PlannerLoop
-from dynamo_local.planner.metrics import EndpointMetrics, FleetMetrics, FrontendsWatch, Sources, StateReader
+from dynamo_local.planner.loop import EndpointsLoop, PlannerLoop
+from dynamo_local.planner.metrics import EndpointMetrics, FleetMetrics, FrontendsWatch, Promised, StateReader
 from dynamo_local.planner.publisher import PlannerPublisher
 from dynamo_local.planner.server_orders import ServerOrders
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
@@ -68,7 +67,8 @@ class PlannerSession:
         tasks.spawn("planner reports", reports.run())
         state = StateReader(StateStore(self.paths), partial(usable_devices_now, self.paths, blueprint))
         templates = {template.role: template.service for template in reversed(blueprint.workers_of())}
-        metrics = FleetMetrics(bus, subjects, watch, state, templates, lambda: float(endpoints.devices))
+        promised = Promised()
+        metrics = FleetMetrics(bus, subjects, watch, state, templates, promised)
         if not self.watcher:
             found = await state.read()
             self.options.check_fits(0 if found is None else found.devices)
@@ -76,9 +76,9 @@ class PlannerSession:
         await frontends.start()
         server = ServerOrders(ControlClient(self.paths), self.options.change_timeout)
         recorders = (reports, *self.recorders())
-        planner = PlannerLoop(self.options, metrics.pull, server.take_action, recorders, reports.acting)
-        sources = Sources(bus, subjects, watch, frontends, state, self.paths, lambda: planner.devices)
-        endpoints = EndpointsLoop(self.options, EndpointMetrics(sources).pull, server.scale, recorders)
+        planner = PlannerLoop(self.options, metrics.pull, server.take_action, recorders, reports.acting, promised)
+        of_endpoints = EndpointMetrics(bus, subjects, watch, frontends, state, self.paths, promised)
+        endpoints = EndpointsLoop(self.options, of_endpoints.pull, server.scale, recorders, promised)
         try:
             if not self.options.no_operation:
                 await server.begin_planning(waits=bool(self.watcher))

@@ -15,7 +15,7 @@ from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.core.planning.window import QueueReading
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.planner.metrics import FleetMetrics, StateReader
+from dynamo_local.planner.metrics import FleetMetrics, Promised, StateReader
 from state.paths import StatePaths
 from state.statefile.model import Owner
 from state.statefile.store import StateStore
@@ -74,16 +74,16 @@ async def test_workers_queue_and_devices_are_put_together(
 async def test_workers_of_endpoints_are_not_the_graphs_and_their_devices_are_taken(
     bus: Bus, subjects: Subjects, watch: FleetWatch, store: StateStore
 ) -> None:
-    promised = [0.0]
+    promised = Promised()
     reader = StateReader(store, lambda _: 8)
-    metrics = FleetMetrics(bus, subjects, watch, reader, TEMPLATES, lambda: promised[0])
+    metrics = FleetMetrics(bus, subjects, watch, reader, TEMPLATES, promised)
     before = await metrics.pull()
     worker = f"{subjects.namespace}_chat@1_VllmWorker"
     store.update(lambda state: claim(state, worker, role="decode", cmd="run", devices=[4, 5]))
     after = await metrics.pull()
     assert after.workers == before.workers
     assert (before.taken, after.taken, after.devices) == (0, 2, 5)
-    promised[0] = 3.5
+    promised.endpoints = 3.5
     assert (await metrics.pull()).taken == 3.5, "a worker that is still to start"
 
 

@@ -27,7 +27,7 @@ from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.window import Observation
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.planner.decision_log import DecisionLog
-from dynamo_local.planner.endpoints.loop import EndpointsLoop
+from dynamo_local.planner.loop import EndpointsLoop
 from dynamo_local.planner.publisher import PlannerPublisher
 from dynamo_local.planner.tensorboard import CHANGES, TensorBoardRecorder
 from tests.unit.core.planning.endpoints.endpoint_fleets import pull, seen, spec
@@ -104,7 +104,7 @@ async def test_an_order_is_given_once_and_recorded_with_its_outcome() -> None:
     assert turns.server.given == [GROWN]
     decision, outcome = turns.told.decisions[0]
     assert (decision.order, outcome) == (GROWN, OrderOutcome(True))
-    assert turns.loop.devices == 7, "workers that are still to start have devices already"
+    assert turns.loop.promised.endpoints == 7, "workers that are still to start have devices already"
 
 
 async def test_a_decision_is_recorded_again_only_if_its_gist_changes() -> None:
@@ -123,7 +123,7 @@ async def test_an_observer_orders_nothing() -> None:
     assert turns.server.given == []
     decision, outcome = turns.told.decisions[0]
     assert (decision.order, decision.acts, outcome) == (GROWN, False, None)
-    assert turns.loop.devices == 1
+    assert turns.loop.promised.endpoints == 1
     assert len(turns.told.decisions) == 1
 
 
