@@ -24,7 +24,7 @@ from components.frontend.answers.kept_log import (
 )
 from components.frontend.http.callers import Caller
 from components.frontend.http.incoming import replayed
-from components.frontend.http.own_requests import nothing_more, own_scope
+from components.frontend.http.own_requests import UNKNOWN_MODEL_S, backoff_s, nothing_more, own_scope
 from components.frontend.request_context import RequestContext
 from components.frontend.settings import AnswerLimits
 from dynamo_local.core.answers.events import (
@@ -210,10 +210,6 @@ PassOn = App
 
 PATH = "/v1/responses"
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_UNKNOWN_MODEL_S = 120.0
-"""Time for which the model of an answer may be unknown: after a restart, endpoints come one by one."""
-
 _MADE_HERE = "response.created"
 """The event of vLLM's that is made here, before the application is asked."""
 
@@ -285,16 +281,16 @@ class RunningAnswer:
 
     async def run(self) -> None:
         """Compute the answer, until its end is on the disk, or never will be."""
-        pause_s, since, tokens = _FIRST_PAUSE_S, time.monotonic(), self.tokens
+        tries, since, tokens = 0, time.monotonic(), self.tokens
         while not self.has_ended:
             self._waited_s = time.monotonic() - since
             why = await self._attempt()
             if self.tokens > tokens:
-                pause_s, since, tokens = _FIRST_PAUSE_S, time.monotonic(), self.tokens
+                tries, since, tokens = 0, time.monotonic(), self.tokens
             self._end_early(why)
             if not self.has_ended:
-                await self._pause(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                tries += 1
+                await self._pause(backoff_s(tries))
         await self.journal.flushed()
         self._settle(None)
 
@@ -375,7 +371,7 @@ class RunningAnswer:
             status, why = refusal
         else:
             status, why = 503, cut or "it was cut off"
-        if status == 404 and self._log.state.status == QUEUED and self._waited_s < _UNKNOWN_MODEL_S:
+        if status == 404 and self._log.state.status == QUEUED and self._waited_s < UNKNOWN_MODEL_S:
             return None
         if status not in AGAIN:
             return why

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from components.frontend.async_tasks.calling import Attempt
+from components.frontend.async_tasks.calling import Calling
 from components.frontend.http.callers import Caller
-from components.frontend.http.own_requests import AGAIN, FAULTS, Answered, ask, backoff_s
+from components.frontend.http.own_requests import AGAIN, FAULTS, UNKNOWN_MODEL_S, Answered, ask, backoff_s
 from dynamo_local.core.async_tasks.callbacks import left_s, pause_s
 from dynamo_local.core.async_tasks.records import CANCELLED, Call, Task, TaskHead, TaskLimits, TaskResult, failure
 from dynamo_local.core.http.asgi import App
@@ -29,13 +29,6 @@ MAX_RESULT_BYTES = 32 * 1024 * 1024
 """Size of a result beyond which a task has failed."""
 
 
-class Receivers(Protocol):
-    """Calls those who are to know a result (components/frontend/async_tasks/calling.py)."""
-
-    async def attempt(self, owner: str, task: Task) -> Attempt:
-        """Call the receiver of an owner's task, once. Raises StateError."""
-
-
 @dataclass(frozen=True)
 class Surroundings:
     """What tasks are run with. `answer`: has a request answered as if its caller had sent it just now. `caller`: who an
@@ -45,7 +38,7 @@ class Surroundings:
     answer: App
     caller: Callable[[str], Caller | None]
     limits: TaskLimits
-    receivers: Receivers
+    receivers: Calling
     wall_clock: Callable[[], float] = time.time
     pause_s: Callable[[int], float | None] = pause_s
     room: Callable[[str, int], int] = lambda _, most: most
@@ -166,9 +159,6 @@ class RunningTask:
 
 # When a task whose answer is no result is tried again.
 
-_UNKNOWN_MODEL_S = 120.0
-"""Time for which the model of a task may be unknown: after a restart, endpoints come one by one."""
-
 _UNKNOWN, _CLOSED, _REFUSED = 404, frozenset({404, 503}), 429
 
 
@@ -241,7 +231,7 @@ class Tries:
 
     def _is_tried_again(self, status: int, now: float, patience_s: float) -> bool:
         if self.unknown_at is not None:
-            return now - self.unknown_at < _UNKNOWN_MODEL_S
+            return now - self.unknown_at < UNKNOWN_MODEL_S
         if status == 500:
             return self.faults < FAULTS
         return status in AGAIN and now - (self.first_at if self.first_at is not None else now) < patience_s

@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from components.frontend.endpoints.model import MakeApplication, ModelPlan, ModelScope, ServedModel
@@ -34,27 +35,17 @@ _END_S = 5.0
 _LOOK_S = 0.05
 
 
+@dataclass(frozen=True)
 class FrontendIdentity:
-    """The frontend process, as it announces itself in the scopes of revisions."""
+    """The frontend process, as it announces itself in the scopes of revisions. `routed`: the server has a router.
+    `room` returns what all frontends have under way for a model; None: there is only this one."""
 
-    def __init__(
-        self,
-        watcher: Watcher,
-        lease: str,
-        bus: Bus,
-        private_dir: Path,
-        *,
-        routed: bool,
-        room: Callable[[str], Room | None] = lambda _: None,
-    ) -> None:
-        """`routed`: the server has a router. `room` returns what all frontends have under way for a model; None: there
-        is only this one."""
-        self.watcher = watcher
-        self.lease = lease
-        self.bus = bus
-        self.private_dir = private_dir
-        self.routed = routed
-        self.room = room
+    watcher: Watcher
+    lease: str
+    bus: Bus
+    private_dir: Path
+    routed: bool
+    room: Callable[[str], Room | None] = lambda _: None
 
     def scope(self, revision: str) -> ModelScope:
         """Return what a revision is served with: a part of the connection, and tasks of its own."""

@@ -22,6 +22,9 @@ _FAULT = b'{"error":{"message":"Internal Server Error","type":"InternalServerErr
 AGAIN = frozenset({408, 429, 502, 503, 504})
 """Statuses of answers that are no result: the same request may be answered later."""
 
+UNKNOWN_MODEL_S = 120.0
+"""Time for which the model of a request may be unknown: after a restart, endpoints come one by one."""
+
 FAULTS = 3
 """Answers that are the server's fault (500) after which a request has failed."""
 
