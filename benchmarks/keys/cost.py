@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,13 @@ from components.frontend.http.callers import Callers
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.keys.known import KnownKeys
-from components.frontend.keys.ticket import Gatekeeper
+from components.frontend.keys.ticket import Ticket
 from components.frontend.limits.places import Counters, Places
 from components.frontend.request_context import request_here, tally_of
 from dynamo_local.core.http.asgi import Event, Receive, Scope, Send, headers_of
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.keys.registry import MOST_KEYS, KeyRegistry, create_key
-from dynamo_local.core.keys.values import KeyTerms, digest_of
+from dynamo_local.core.keys.values import ApiKey, KeyTerms, digest_of
 from dynamo_local.core.ports import Request
 from dynamo_local.supervisor.keys.orders import new_secret
 from state.documents import DocumentStore
@@ -48,8 +50,8 @@ async def measure(rounds: int, requests: int) -> Figures:
         paths = StatePaths(Path(scratch), "bench")
         secrets = _registry(paths)
         counters = Counters(Places(paths.limits_file))
-        known, gatekeeper = KnownKeys(paths, counters.keys_changed), Gatekeeper(counters)
-        gates = {"open": (_gate(None, None), ""), "key": (_gate(known, gatekeeper), secrets[MOST_KEYS // 2])}
+        known, admit = KnownKeys(paths, counters.keys_changed), partial(Ticket, counters, time.monotonic)
+        gates = {"open": (_gate(None, None), ""), "key": (_gate(known, admit), secrets[MOST_KEYS // 2])}
         spent: dict[str, list[float]] = {name: [] for name in gates}
         wrong = _guesses(secrets)
         guesses: dict[str, list[float]] = {name: [] for name in wrong}
@@ -92,7 +94,7 @@ def _registry(paths: StatePaths) -> list[str]:
     return secrets
 
 
-def _gate(known: KnownKeys | None, gatekeeper: Gatekeeper | None) -> HttpGate:
+def _gate(known: KnownKeys | None, admit: Callable[[ApiKey], Ticket] | None) -> HttpGate:
     models = ModelTable([ModelEntry(("m",), lambda: None, AdmissionLimits(), _answer)])
     return HttpGate(
         _answer,
@@ -100,7 +102,7 @@ def _gate(known: KnownKeys | None, gatekeeper: Gatekeeper | None) -> HttpGate:
         models=models,
         is_draining=lambda: False,
         known_keys=known,
-        gatekeeper=gatekeeper,
+        admit=admit,
     )
 
 

@@ -28,7 +28,7 @@ from components.frontend.http.forwarding import Forwarding
 from components.frontend.http.gate import Administration, HttpGate, SettingNames
 from components.frontend.http.usage import FrontendUsage
 from components.frontend.keys.known import KeyFile, KeyFiles, KnownKeys
-from components.frontend.keys.ticket import Gatekeeper
+from components.frontend.keys.ticket import Ticket
 from components.frontend.limits.places import Counters, Places
 from components.frontend.limits.rooms import Rooms
 from components.frontend.metrics import FrontendMetrics
@@ -234,7 +234,7 @@ class Frontend(Service):
             names=SettingNames(type(self).__name__, server_schema().keys()),
             administration=Administration(self._admin_keys.keys, Forwarding(self._paths)),
             known_keys=self._known_keys,
-            gatekeeper=Gatekeeper(self._counters),
+            admit=partial(Ticket, self._counters, time.monotonic),
             stores={**self._stores.handlers, RESPONSES: answers, TASKS: tasks},
             meter=self._usage.meter,
             answers=answers,

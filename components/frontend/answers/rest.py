@@ -62,6 +62,30 @@ class AnswersRest:
         self._folder = answers.folder
         self._is_draining = is_draining
 
+    async def serve(
+        self,
+        asked: Asked,
+        limits: AdmissionLimits,
+        receive: Receive,
+        send: Send,
+        others: Serve,
+        *,
+        keeps: bool = True,
+    ) -> Refusal | None:
+        """Answer a request that may be about answers that are kept, or return a refusal. `others`: serves those whose
+        answers are not kept; `keeps` False: all. Raises BodyRefusedError, ClientGoneError."""
+        body = await read_body(asked.headers, receive, limits)
+        fields = asking_fields(body)
+        if fields is not None and keeps and is_kept(fields):
+            refusal = examine_headers(asked.scope["headers"])
+            return refusal or await self.create(asked.scope, fields, receive, send)
+        if fields is not None and fields.get(PREVIOUS) is not None:
+            earlier = await self.earlier(asked.caller.owner, fields)
+            if isinstance(earlier, Refusal):
+                return earlier
+            body, send = continued_body(fields, earlier), _telling(fields[PREVIOUS], send)
+        return await others(asked, replayed(body, receive), send)
+
     async def create(self, scope: Scope, fields: dict[str, Any], receive: Receive, send: Send) -> Refusal | None:
         """Begin an answer. A client that asks for the background gets what is there, others wait for the end."""
         try:
@@ -374,31 +398,6 @@ Serve = Callable[[Asked, Receive, Send], Awaitable[Refusal | None]]
 
 _NO_PREVIOUS = f'"{PREVIOUS}":null'.encode()
 """As vLLM's application writes it, nowhere but in a field of that name: quotes in texts are escaped."""
-
-
-class Keeping:
-    """Serves requests that may be about answers that are kept."""
-
-    def __init__(self, answers: AnswersRest, limits: AdmissionLimits) -> None:
-        self._answers = answers
-        self._limits = limits
-
-    async def serve(
-        self, asked: Asked, receive: Receive, send: Send, others: Serve, *, keeps: bool = True
-    ) -> Refusal | None:
-        """Answer a request, or return a refusal. `others`: serves those whose answers are not kept; `keeps` False: all.
-        Raises BodyRefusedError, ClientGoneError."""
-        body = await read_body(asked.headers, receive, self._limits)
-        fields = asking_fields(body)
-        if fields is not None and keeps and is_kept(fields):
-            refusal = examine_headers(asked.scope["headers"])
-            return refusal or await self._answers.create(asked.scope, fields, receive, send)
-        if fields is not None and fields.get(PREVIOUS) is not None:
-            earlier = await self._answers.earlier(asked.caller.owner, fields)
-            if isinstance(earlier, Refusal):
-                return earlier
-            body, send = continued_body(fields, earlier), _telling(fields[PREVIOUS], send)
-        return await others(asked, replayed(body, receive), send)
 
 
 def _telling(previous: str, send: Send) -> Send:

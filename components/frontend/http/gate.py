@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from components.frontend.answers.rest import AnswersRest, Keeping, Serve
+from components.frontend.answers.rest import AnswersRest, Serve
 from components.frontend.http.callers import ANYBODY, Caller, Callers
 from components.frontend.http.exchange import GenerationRequest, unavailable
 from components.frontend.http.generation import DRAINING, Generations
@@ -31,7 +31,7 @@ from components.frontend.http.models import NO_APPLICATION, ModelTable
 from components.frontend.http.outgoing import JSON, Renaming, answer, in_dialect, refuse
 from components.frontend.http.usage import UsageMeter
 from components.frontend.keys.known import KnownKeys
-from components.frontend.keys.ticket import Gatekeeper
+from components.frontend.keys.ticket import Ticket
 from components.frontend.limits.rooms import Rooms
 from components.frontend.request_context import RequestContext, RouteNotes, Within, note_request, request_of, tally_of
 from dynamo_local.core.http.asgi import App, Receive, Scope, Send, headers_of, is_crowded
@@ -48,6 +48,7 @@ from dynamo_local.core.http.bounds.admission import (
 from dynamo_local.core.http.bounds.request import JUDGED_HEADERS
 from dynamo_local.core.http.json_text import as_utf8, boolean
 from dynamo_local.core.http.paths import DETOKENIZE, ROUTES, Route, route_of, without_last_slash
+from dynamo_local.core.keys.values import ApiKey
 from dynamo_local.core.routing.explanation import EXPLAIN, is_asked, is_local
 
 # The paths that the frontend answers itself: which part of it carries out what is asked for there.
@@ -113,25 +114,26 @@ class HttpGate:
         administration: Administration = NO_ADMINISTRATION,
         meter: UsageMeter | None = None,
         known_keys: KnownKeys | None = None,
-        gatekeeper: Gatekeeper | None = None,
+        admit: Callable[[ApiKey], Ticket] | None = None,
         stores: Mapping[str, Handler] = NO_STORES,
         answers: AnswersRest | None = None,
         rooms: Rooms | None = None,
     ) -> None:
-        """`known_keys`: those of the registry; `gatekeeper`: keeps their limits. `stores`: answers about what is stored
-        for clients, by the beginning of the path. `answers`: those that are kept. `rooms`: as in Generations."""
+        """`known_keys`: those of the registry; `admit`: gives the tickets of their requests. `stores`: answers about
+        what is stored for clients, by the beginning of the path. `answers`: those that are kept. `rooms`: as in
+        Generations."""
         self._app = app
         self._limits = limits
         self._models = models
         self._is_draining = is_draining
         self._callers = Callers(api_keys, administration.keys, known_keys)
-        self._gatekeeper = gatekeeper
+        self._admit_key = admit
         self._names = names
         self._renaming = Renaming(names.service, names.settings)
         self._administration = administration
         self._stores = stores
         self._generations = Generations(models, is_draining, meter=meter, rooms=rooms)
-        self._keeping = None if answers is None else Keeping(answers, limits)
+        self._kept_answers = answers
 
     def take_keys(self, api_keys: Sequence[str], admin_keys: Sequence[str]) -> None:
         """Ask for these keys from now on. Requests under way go on."""
@@ -156,8 +158,8 @@ class HttpGate:
         send = in_dialect(scope["path"], send)
         try:
             with Within(context):
-                if asked.route.keeps and self._keeping is not None:
-                    refusal = await self._keeping.serve(asked, receive, send, serve, keeps=False)
+                if asked.route.keeps and self._kept_answers is not None:
+                    refusal = await self._kept_answers.serve(asked, self._limits, receive, send, serve, keeps=False)
                 else:
                     refusal = await serve(asked, receive, send)
         except BodyRefusedError as error:
@@ -212,8 +214,8 @@ class HttpGate:
             return await self._order(asked, receive, send)
         if route.stored:
             return await at(self._stores, scope["path"])(scope, receive, send)
-        if route.keeps and self._keeping is not None:
-            return await self._keeping.serve(asked, receive, send, self._admit)
+        if route.keeps and self._kept_answers is not None:
+            return await self._kept_answers.serve(asked, self._limits, receive, send, self._admit)
         if scope["method"] != "POST":
             return await self._look(asked, receive, send)
         return await self._admit(asked, receive, send)
@@ -221,9 +223,9 @@ class HttpGate:
     async def _admit(self, asked: Asked, receive: Receive, send: Send) -> Refusal | None:
         """Count a request against the limits of its key, and answer it."""
         key = asked.caller.key
-        if key is None or self._gatekeeper is None or not asked.route.asks_model:
+        if key is None or self._admit_key is None or not asked.route.asks_model:
             return await self._post(asked, receive, send)
-        ticket = self._gatekeeper.admit(key)
+        ticket = self._admit_key(key)
         send = ticket.sending(send)
         try:
             refusal = ticket.refusal

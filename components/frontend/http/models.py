@@ -7,11 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from components.frontend.http.waking import HoldTimes, Line, Waking
 from components.frontend.limits.rooms import Room
-from components.frontend.requests.pausing import Pauses
 from dynamo_local.core.http.asgi import App
 from dynamo_local.core.http.bounds.admission import AdmissionLimits, Refusal
 from dynamo_local.core.http.conversations import Conversations
@@ -41,6 +40,16 @@ class Tasks(NamedTuple):
     taken: int = 0
 
 
+class Pausable(Protocol):
+    """Pauses requests of a model (components/frontend/requests/pausing.py)."""
+
+    def keep(self, running: int, priority: int) -> None:
+        """Have at most so many run of those with this priority or a higher number."""
+
+    def end(self) -> None:
+        """Have all go on."""
+
+
 @dataclass(eq=False)
 class ModelEntry:
     """A model that requests may ask for.
@@ -63,7 +72,7 @@ class ModelEntry:
     comes: Callable[[], bool] = lambda: True
     members: Callable[[], Sequence[Presence]] = tuple
     """Returns the presences of the model's processes."""
-    pauses: Pauses | None = None
+    pauses: Pausable | None = None
     """Pauses requests of the model for others; None: nobody does."""
     adapters: Collection[str] = ()
     line: Line = field(default_factory=Line)

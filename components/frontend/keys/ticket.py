@@ -6,9 +6,7 @@ whatever the application answers to that becomes the refusal.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from components.frontend.http.outgoing import refuse
@@ -27,18 +25,6 @@ from dynamo_local.core.http.bounds.limits import (
 )
 from dynamo_local.core.keys.values import ApiKey
 from dynamo_local.core.ports import Request
-
-
-@dataclass(frozen=True)
-class Gatekeeper:
-    """Gives tickets to the requests of keys."""
-
-    counters: Counters
-    clock: Callable[[], float] = time.monotonic
-
-    def admit(self, key: ApiKey) -> Ticket:
-        """Return the ticket of a request that has come just now. It may be refused already."""
-        return Ticket(key, self.counters, self.clock)
 
 
 class Ticket:
@@ -60,7 +46,8 @@ class Ticket:
     _has_begun = False
     _send: Send
 
-    def __init__(self, key: ApiKey, counters: Counters, clock: Callable[[], float]) -> None:
+    def __init__(self, counters: Counters, clock: Callable[[], float], key: ApiKey) -> None:
+        """Of a request of that key that has come just now. It may be refused already."""
         self._key = key
         self._counters = counters
         self._clock = clock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -187,51 +188,57 @@ def _holds(each: WeighedWorker) -> tuple[int, int, int, str]:
 # Policies that look at workers' load, or at nothing, and not at what they have cached. Pure.
 
 
-class LeastOutstandingTokens:
-    """Chooses the worker with the fewest outstanding tokens; of equals, the one that was assigned longest ago."""
+class _ByLoad(ABC):
+    """Chooses the worker of the lowest cost; of equals, the one that was assigned longest ago."""
 
     needs_blocks = False
 
     def choose(
         self, request: AssignRequest, candidates: Sequence[Presence], ledger: Ledger, now: float
     ) -> RoutingChoice | None:
-        return _lowest(request, candidates, ledger, lambda worker: ledger.outstanding(worker.lease))
+        if not candidates:
+            return None
+        costs = {worker.lease: self._cost(request, worker, ledger, now) for worker in candidates}
+        best = min(
+            not_avoided(request, candidates),
+            key=lambda worker: (costs[worker.lease], ledger.last_assigned(worker.lease), worker.watcher, worker.lease),
+        )
+        figures = [weighed(request, each, ledger, {}, costs[each.lease]) for each in candidates]
+        return RoutingChoice(best.lease, costs=tuple(figures))
+
+    @abstractmethod
+    def _cost(self, request: AssignRequest, worker: Presence, ledger: Ledger, now: float) -> float: ...
 
 
-class Freest:
+class LeastOutstandingTokens(_ByLoad):
+    """Chooses the worker with the fewest outstanding tokens."""
+
+    def _cost(self, request: AssignRequest, worker: Presence, ledger: Ledger, now: float) -> float:
+        return ledger.outstanding(worker.lease)
+
+
+class Freest(_ByLoad):
     """Chooses the worker with the highest freeness (core/fleet/freeness.py): Llumnix's dispatch.
 
     Requests assigned since a worker measured its load are added to it. A worker of unknown load comes last.
     """
 
-    needs_blocks = False
-
-    def choose(
-        self, request: AssignRequest, candidates: Sequence[Presence], ledger: Ledger, now: float
-    ) -> RoutingChoice | None:
-        return _lowest(request, candidates, ledger, lambda worker: -_freeness(worker, ledger, now))
+    def _cost(self, request: AssignRequest, worker: Presence, ledger: Ledger, now: float) -> float:
+        return -_freeness(worker, ledger, now)
 
 
-class RoundRobin:
+class RoundRobin(_ByLoad):
     """Chooses the worker that was assigned longest ago."""
 
-    needs_blocks = False
-
-    def choose(
-        self, request: AssignRequest, candidates: Sequence[Presence], ledger: Ledger, now: float
-    ) -> RoutingChoice | None:
-        return _lowest(request, candidates, ledger, lambda _: 0.0)
+    def _cost(self, request: AssignRequest, worker: Presence, ledger: Ledger, now: float) -> float:
+        return 0.0
 
 
-class DrawnByLot:
+class DrawnByLot(_ByLoad):
     """Chooses at random, with the request's id as seed: every router draws the same worker."""
 
-    needs_blocks = False
-
-    def choose(
-        self, request: AssignRequest, candidates: Sequence[Presence], ledger: Ledger, now: float
-    ) -> RoutingChoice | None:
-        return _lowest(request, candidates, ledger, lambda worker: lot(request.request_id, worker))
+    def _cost(self, request: AssignRequest, worker: Presence, ledger: Ledger, now: float) -> float:
+        return lot(request.request_id, worker)
 
 
 def _freeness(worker: Presence, ledger: Ledger, now: float) -> float:
@@ -239,20 +246,6 @@ def _freeness(worker: Presence, ledger: Ledger, now: float) -> float:
     tokens, requests = ledger.since(worker.lease, now if at is None else at)
     instance = instance_of(worker, now, Usage(tokens, requests=requests))
     return -math.inf if instance is None else freeness(instance)
-
-
-def _lowest(
-    request: AssignRequest, candidates: Sequence[Presence], ledger: Ledger, cost: Callable[[Presence], float]
-) -> RoutingChoice | None:
-    if not candidates:
-        return None
-    costs = {worker.lease: cost(worker) for worker in candidates}
-    best = min(
-        not_avoided(request, candidates),
-        key=lambda worker: (costs[worker.lease], ledger.last_assigned(worker.lease), worker.watcher, worker.lease),
-    )
-    figures = [weighed(request, each, ledger, {}, costs[each.lease]) for each in candidates]
-    return RoutingChoice(best.lease, costs=tuple(figures))
 
 
 # The policies by their names.

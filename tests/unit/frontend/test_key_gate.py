@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from components.frontend.http.gate import Administration, HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.usage import UsageMeter
 from components.frontend.keys.known import KnownKeys
-from components.frontend.keys.ticket import Gatekeeper
+from components.frontend.keys.ticket import Ticket
 from components.frontend.limits.places import Counters, Places
 from components.frontend.request_context import caller_of, request_here, tally_of
 from dynamo_local.core.http.asgi import Receive, Scope, Send, headers_of
@@ -82,7 +83,7 @@ class Town:
             is_draining=lambda: False,
             administration=Administration((), self._orders),
             known_keys=self.known,
-            gatekeeper=Gatekeeper(self.counters, lambda: self.now),
+            admit=partial(Ticket, self.counters, lambda: self.now),
             meter=UsageMeter(self.records.append),
         )
         self.gate._callers = Callers((), (), self.known, lambda: self.wall)
