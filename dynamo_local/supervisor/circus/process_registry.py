@@ -77,6 +77,11 @@ class Registration:
         else:
             self._failure.note("")
 
+    def read(self) -> State:
+        """Read the statefile, with the processes that are heard now: they may not be written down yet, or not for as
+        long as the disk is full. Raises NotRunningError, StateError. Blocks for milliseconds."""
+        return self.with_heard(self._store.read())
+
     def with_heard(self, state: State) -> State:
         """The state with the processes that are heard now."""
         return heard(state, self._members(), self._lives)

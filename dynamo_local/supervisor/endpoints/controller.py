@@ -47,7 +47,6 @@ from dynamo_local.tasks import TaskGuard
 from state.devices.allocation import Inventory, noun
 from state.paths import StatePaths
 from state.statefile.model import State
-from state.statefile.store import StateStore
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,6 @@ class EndpointController:
         self._server = server = ports.server
         self._subjects = Subjects(ports.paths.namespace)
         self._runs: dict[str, EndpointRun] = {}
-        self._store = StateStore(ports.paths)
         self._devices = ports.devices
         self._files = RevisionFiles(ports.paths, server.blueprint, server.streams, server.bus)
         self._board = BoardWriter(
@@ -94,7 +92,7 @@ class EndpointController:
         self._turns = TurnKeeper(
             TurnPorts(
                 runs=self._runs.values,
-                read_state=self._store.read,
+                read_state=self._server.registration.read,
                 free=self._devices.free,
                 ids=self._devices.ids,
                 node=self._devices.node,
@@ -209,11 +207,11 @@ class EndpointController:
         ports = self._ports
         return RevisionTools(
             launcher=ports.launcher,
-            memory=MemoryRoom(ports.paths, self._store.read),
+            memory=MemoryRoom(ports.paths, self._server.registration.read),
             files=self._files,
             watch=lambda subjects, on_change: RevisionWatch(ports.server.bus, subjects, on_change, ports.tasks.spawn),
             given_up=ports.server.given_up,
-            read_state=self._store.read,
+            read_state=self._server.registration.read,
             actuator=self._actuator,
             ask_to_park=Parking(ports.server.bus, ports.paths.namespace).ask,
             on_failure=lambda revision, error: self._happened(
@@ -221,7 +219,7 @@ class EndpointController:
             ),
             renew=self._renew,
             inventory=self._devices.inventory,
-            nodes=lambda endpoint, amounts: self._turns.nodes(endpoint, self._store.read(), amounts),
+            nodes=lambda endpoint, amounts: self._turns.nodes(endpoint, self._server.registration.read(), amounts),
             spawn=ports.tasks.spawn,
             namespace=ports.paths.namespace,
             frontend_deadline_s=ports.server.settings.ready_deadline_s,
@@ -261,7 +259,7 @@ class EndpointController:
         has only one worker."""
         if run.status().ready > 1:
             return
-        state = await asyncio.to_thread(self._store.read)
+        state = await asyncio.to_thread(self._server.registration.read)
         try:
             await asyncio.to_thread(self._devices.check_free, state, spec)
         except DeviceError:
@@ -275,7 +273,7 @@ class EndpointController:
         if run.idleness.rest != "asleep" or self._may_yield(run.name):
             return
         spec = run.entry.spec
-        state = await asyncio.to_thread(self._store.read)
+        state = await asyncio.to_thread(self._server.registration.read)
         try:
             await asyncio.to_thread(self._devices.check_free, state, spec)
         except DeviceError as error:

@@ -10,6 +10,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.supervisor.actuator.actuators import Actuators
+from dynamo_local.supervisor.circus.process_registry import Registration
 from dynamo_local.supervisor.control.api import ControlApi
 from dynamo_local.supervisor.places.rooms import NodeRoom
 from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
@@ -24,7 +25,8 @@ from state.locks import ServerLock
 class ControlledServer:
     """A server whose own watchers are all registered.
 
-    `actuators`: makes those of endpoints. `lock`: on the namespace, held as long as the server runs. `blueprint`: holds
+    `actuators`: makes those of endpoints. `lock`: on the namespace, held as long as the server runs. `registration`: has
+    the statefile, with what is heard. `blueprint`: holds
     the templates of endpoints' revisions, which precede their first worker. `streams`: makes what a revision needs on
     the bus. `given_up`: watchers of endpoints' workers that keep ending and are not started again, each with the
     reason; they hold their devices until they are removed. `record`: notes an event. `members`: the presences of all
@@ -37,6 +39,7 @@ class ControlledServer:
     lock: ServerLock
     settings: ServerSettings
     bus: Bus
+    registration: Registration
     blueprint: BlueprintFile
     streams: ServerStreams
     given_up: Mapping[str, str]

@@ -161,7 +161,7 @@ class Machinery:
             return [presence for presence in watch.view.members() if presence.machine == machine_id()]
 
         bus = str(Watcher(self._launch.graph.namespace, BUS_SERVICE))
-        affinity = CpuAffinity(self._launch.inventory, self.store, members_here, bus)
+        affinity = CpuAffinity(self._launch.inventory, self.registration, members_here, bus)
         watch.subscribe(affinity.on_change)
         self.tasks.spawn("cores", affinity.run())
 

@@ -259,7 +259,10 @@ class Server:
             return
         nodes = self._nodes
         server = ControlledServer(
-            *(self._launch, actuators, self._lock, self._settings, bus, self._machinery.blueprint, self._streams),
+            *(self._launch, actuators, self._lock, self._settings, bus),
+            registration=self._machinery.registration,
+            blueprint=self._machinery.blueprint,
+            streams=self._streams,
             given_up=self._machinery.restarter.given_up if nodes is None else nodes.given_up,
             report=self._report,
             record=self._events.record,

@@ -17,11 +17,11 @@ from dynamo_local.core.errors import NotRunningError, StateError
 from dynamo_local.core.fleet.view import WORKER_ROLES, Change, Happened
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.process.soft_binding import Binding, rebind
+from dynamo_local.supervisor.circus.process_registry import Registration
 from state.devices.allocation import Inventory
 from state.machine.cores import cores_beside
 from state.machine.threads import CoreWatch, bind_thread, family_of, threads_of, times_of_all
 from state.statefile.model import State
-from state.statefile.store import StateStore
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class CpuAffinity:
     """
 
     inventory: Inventory
-    store: StateStore
+    registration: Registration
     members: Callable[[], list[Presence]]
     bus_watcher: str
     everywhere: frozenset[int] = field(default_factory=lambda: frozenset(os.sched_getaffinity(0)))
@@ -84,7 +84,7 @@ class CpuAffinity:
                 self._wanted.set()
 
     def _bind_all(self, members: tuple[Presence, ...]) -> None:
-        state = self.store.read()
+        state = self.registration.read()
         decoding = {presence.watcher for presence in members if presence.role in WORKER_ROLES}
         devices = [device for name in decoding for device in _devices(state, name)]
         cores = cores_beside(self.inventory, self.everywhere, devices)

@@ -15,9 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dynamo_local.core.fleet.view import Change, FleetView, Happened
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Watcher
+from dynamo_local.core.names import Revision, Watcher
 from dynamo_local.supervisor.circus import process_registry as module
 from dynamo_local.supervisor.circus.process_registry import Registration
+from dynamo_local.supervisor.endpoints.revisions.observing import workers_of
 from state.locks import FileLock
 from state.machine.identity import machine_id
 from state.paths import StatePaths
@@ -82,6 +83,21 @@ def test_what_is_only_reserved_has_no_process(node: str | None) -> None:
 def test_templates_and_strangers_have_none() -> None:
     state = release(disaggregated(), FAR)
     assert heard(state, [presence(FAR, "x"), presence(f"{FAR}_7", "y"), presence("a_b", "z")], lambda _: True) is state
+
+
+def test_a_worker_that_is_heard_is_ready_before_it_is_written_down(tmp_path: Path) -> None:
+    store, watcher, view = StateStore(StatePaths(tmp_path, "dynamo")), "dynamo_chat@1_VllmWorker", FleetView()
+    store.create(claim(empty_state(), watcher, role="aggregated", cmd="run"))
+    registration = Registration(store, view.members, RecordingReport())
+    worker = Presence(watcher, "VllmWorker", "aggregated", "lease", os.getpid(), "ready", machine=machine_id())
+    for change in view.observe(worker, 0.0):
+        registration.on_change(change)
+
+    def ready(state: State) -> tuple[str, ...]:
+        return workers_of(state, Revision("chat", 1), view)[0].ready
+
+    assert ready(store.read()) == ()
+    assert ready(registration.read()) == (watcher,)
 
 
 class Scene:

@@ -13,6 +13,7 @@ import pytest
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.core.process.soft_binding import Shares
+from dynamo_local.supervisor.circus.process_registry import Registration
 from dynamo_local.supervisor.upkeep.cpu_affinity import CpuAffinity
 from dynamo_local.tasks import TaskGuard
 from state.devices.allocation import cpu_slots
@@ -21,6 +22,7 @@ from state.paths import StatePaths
 from state.statefile.store import StateStore
 from state.statefile.transitions import claim
 from tests.unit.state.builders import ScriptedCores, empty_state, python, with_process
+from tests.unit.supervisor.recording import RecordingReport
 
 DEADLINE_S = 30.0
 CORES = sorted(os.sched_getaffinity(0))[:2]
@@ -40,10 +42,11 @@ class Fleet:
         state = claim(empty_state(), "dynamo_Worker", role="aggregated", cmd="w", devices=[0])
         state = claim(state, "dynamo_Frontend", role="frontend", cmd="f")
         store.create(with_process(state, "dynamo_Frontend", "f", pid))
+        registration = Registration(store, self.members, RecordingReport())
         self.worker = Presence("dynamo_Worker", "Worker", "aggregated", "w", os.getpid(), "starting")
         self.frontend = Presence("dynamo_Frontend", "Frontend", "frontend", "f", pid, "ready")
         self.watch = ScriptedCores(BOTH, QUIET)
-        self.affinity = CpuAffinity(cpu_slots(CORES, 2), store, self.members, "dynamo_bus", BOTH, self.watch)
+        self.affinity = CpuAffinity(cpu_slots(CORES, 2), registration, self.members, "dynamo_bus", BOTH, self.watch)
 
     def members(self) -> list[Presence]:
         return [self.worker, self.frontend]
