@@ -18,8 +18,7 @@ from benchmarks.endpoints.turn_world import Arrival, World
 from benchmarks.endpoints.turns import open_load
 from benchmarks.harness.report import Figures, progress, table
 from benchmarks.harness.spread import median, quantile
-from dynamo_local.core.endpoints.turns.contenders import TURN_S, Limits
-from dynamo_local.core.endpoints.turns.turns import longest_wait_s
+from dynamo_local.core.endpoints.turns import TURN_S, Limits, longest_wait_s
 from dynamo_local.load.figures import Completion
 
 _REQUEST_S = 1.0

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.endpoints.turn_world import Arrival, Policy, World
-from dynamo_local.core.endpoints.turns.contenders import Contender, Limits
-from dynamo_local.core.endpoints.turns.turns import Turns, take_turns
+from dynamo_local.core.endpoints.turns import Contender, Limits, Turns, take_turns
 
 _NEVER = 1e9
 _PRICES = 24

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from dynamo_local.core.endpoints.turns.contenders import Claim, Contender, Limits
-from dynamo_local.core.endpoints.turns.turns import Turns, take_turns
+from dynamo_local.core.endpoints.turns import Claim, Contender, Limits, Turns, take_turns
 
 Policy = Callable[[Sequence[Contender], dict[int, float], float], Turns]
 """Decides by contenders, free devices and the time."""

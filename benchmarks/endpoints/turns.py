@@ -11,8 +11,7 @@ import msgspec
 from benchmarks.endpoints.turn_bounds import fewest_swaps, least_swaps
 from benchmarks.endpoints.turn_world import Arrival, World
 from benchmarks.harness.report import Figures, progress, table
-from dynamo_local.core.endpoints.turns.contenders import PAUSE_S, TURN_S, Limits
-from dynamo_local.core.endpoints.turns.turns import longest_wait_s, take_turns
+from dynamo_local.core.endpoints.turns import PAUSE_S, TURN_S, Limits, longest_wait_s, take_turns
 
 SUMMARY = "turns, simulated: 20 endpoints on two devices under random loads; swaps against a schedule that knows them"
 

@@ -18,7 +18,7 @@ from click.core import ParameterSource
 from dynamo_local.cli import completion
 from dynamo_local.cli.options import FiniteRange
 from dynamo_local.cli.output import Console
-from dynamo_local.core.endpoints.turns.contenders import TURN_S
+from dynamo_local.core.endpoints.turns import TURN_S
 from dynamo_local.core.errors import ConfigError, UsageError
 from dynamo_local.core.names import NAMESPACE_ENV
 from dynamo_local.core.usage import KEEP_DAYS

@@ -25,10 +25,8 @@ from dynamo_local.cli.choosing import (
     slots_given,
 )
 from dynamo_local.core.endpoints.adapters import settings_of
-from dynamo_local.core.endpoints.checks import read_spec
-from dynamo_local.core.endpoints.devices import devices_together
-from dynamo_local.core.endpoints.served import SERVED_NAME, served_names
-from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.endpoints.checks import devices_together, read_spec
+from dynamo_local.core.endpoints.spec import SERVED_NAME, EndpointSpec, served_names
 from dynamo_local.core.errors import ConfigError, UsageError
 from dynamo_local.core.names import DEFAULT_NAMESPACE
 from dynamo_local.core.sizing.devices import slots_for_endpoints

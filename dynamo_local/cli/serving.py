@@ -25,7 +25,7 @@ from dynamo_local.cli.choosing import (
 from dynamo_local.cli.output import Console
 from dynamo_local.cli.serve_output import choices_as_json, choices_as_text, plan_as_json, plan_as_text
 from dynamo_local.cli.served_endpoints import EndpointsChooser, EndpointToolMaker, check_settings, specs_of
-from dynamo_local.core.endpoints.devices import devices_together
+from dynamo_local.core.endpoints.checks import devices_together
 from dynamo_local.core.errors import ConfigError, UsageError
 from dynamo_local.core.fleet.view import AGGREGATED_ROLE
 from dynamo_local.core.sizing.machine import counted

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from dynamo_local.core.errors import DeviceError
-from dynamo_local.core.shares import fits, summed
+from dynamo_local.core.shares import held, placed, summed
 
 DeviceKind = Literal["gpu", "cpu-slot"]
 
@@ -115,31 +115,34 @@ def allocate(
     """
     if count < 0:
         raise DeviceError(f"{needed_by} asks for {count} devices", "ask for 0 or more")
+    left = {device_id: 1 - taken.get(device_id, 0.0) for device_id in inventory.free(elsewhere)}
+    found = placed(left, [held(count, share)])
+    if found is None:
+        raise shortage(inventory, taken, count, needed_by, elsewhere, share)
+    return found[0]
+
+
+def shortage(
+    inventory: Inventory,
+    taken: Mapping[int, float],
+    count: int,
+    needed_by: str,
+    elsewhere: Mapping[int, str] = _NOBODY,
+    share: float = 1.0,
+) -> DeviceError:
+    """The error that says why `allocate` finds too little."""
     if share < 1:
-        return (_with_room(inventory, taken, needed_by, elsewhere, share),)
-    free = inventory.free({*taken, *elsewhere})
-    if count > len(free):
+        total = len(inventory.devices)
+        available = (
+            f"no {noun(inventory.kind, 1)} of {total} has as much room" if total else _availability(inventory, ())
+        )
+        needed, others = f"{share:g} of a device", elsewhere
+    else:
+        available = _availability(inventory, inventory.free({*taken, *elsewhere}))
         needed = f"{count} device" if count == 1 else f"{count} devices"
-        available = _availability(inventory, free)
         others = {device_id: who for device_id, who in elsewhere.items() if device_id not in taken}
-        cause = f"{needed_by} needs {needed}, {available}{held_by(inventory.kind, others)}{_gone(inventory)}"
-        raise DeviceError(cause, _remedy(inventory, count, bool(others)))
-    return free[:count]
-
-
-def _with_room(
-    inventory: Inventory, taken: Mapping[int, float], needed_by: str, elsewhere: Mapping[int, str], share: float
-) -> int:
-    """The device with the least room that is enough for the share, the lowest of several."""
-    roomy = [device_id for device_id in inventory.free(elsewhere) if fits(taken.get(device_id, 0), share)]
-    if roomy:
-        return max(roomy, key=lambda device_id: (round(taken.get(device_id, 0), 6), -device_id))
-    total = len(inventory.devices)
-    available = f"no {noun(inventory.kind, 1)} of {total} has as much room" if total else _availability(inventory, ())
-    cause = (
-        f"{needed_by} needs {share:g} of a device, {available}{held_by(inventory.kind, elsewhere)}{_gone(inventory)}"
-    )
-    raise DeviceError(cause, _remedy(inventory, 1, bool(elsewhere)))
+    cause = f"{needed_by} needs {needed}, {available}{held_by(inventory.kind, others)}{_gone(inventory)}"
+    return DeviceError(cause, _remedy(inventory, count, bool(others)))
 
 
 def held_by(kind: DeviceKind, holders: Mapping[int, str]) -> str:

@@ -16,7 +16,7 @@ from components.frontend.http.waking import WorkersHere
 from components.frontend.limits.rooms import Room
 from dynamo_local.bus.nats import Bus, BusPart
 from dynamo_local.bus.presence import Announcer
-from dynamo_local.core.endpoints.standing import Standing, is_coming
+from dynamo_local.core.endpoints.status import Standing, is_coming
 from dynamo_local.core.errors import ConfigError, DynamoError
 from dynamo_local.core.fleet.view import FRONTEND_ROLE
 from dynamo_local.core.http.bounds.admission import AdmissionLimits

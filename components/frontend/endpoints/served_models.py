@@ -14,7 +14,7 @@ from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.waking import Waking, WakingServer, WorkersHere
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Message
-from dynamo_local.core.endpoints.standing import Standing, is_coming, standings
+from dynamo_local.core.endpoints.status import Standing, is_coming, standings
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointView

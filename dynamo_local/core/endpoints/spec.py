@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
+
+from dynamo_local.core.errors import EndpointConflictError
 
 Scaling = Literal["concurrency", "load", "freeness"]
 """Policies that decide the number of an endpoint's workers (core/planning/policies)."""
@@ -71,3 +74,27 @@ class EndpointSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         if not self.disaggregated:
             return 0
         return self.min_prefill_workers if self.max_prefill_workers is None else self.max_prefill_workers
+
+
+# The names by which requests ask for an endpoint's model. Pure.
+
+SERVED_NAME = "served-model-name"
+
+
+def served_names(spec: EndpointSpec) -> tuple[str, ...]:
+    """The endpoint's own name, and those that its arguments give beside it."""
+    given = spec.args.get(SERVED_NAME) or ()
+    others = (given,) if isinstance(given, str) else given
+    return tuple(dict.fromkeys((spec.name, *map(str, others))))
+
+
+def check_names(spec: EndpointSpec, others: Iterable[EndpointSpec], own: Iterable[str]) -> None:
+    """Raise EndpointConflictError if a request could mean another endpoint or the server's own model as well. `own`:
+    names of the latter."""
+    taken = {name: f"endpoint {other.name}" for other in others for name in served_names(other)}
+    taken |= dict.fromkeys(own, "the server's own model")
+    for name in served_names(spec):
+        if name in taken:
+            raise EndpointConflictError(
+                f"endpoint {spec.name}: {taken[name]} is served as {name} already", "choose another name"
+            )

@@ -3,9 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from enum import Enum
 
-from dynamo_local.core.endpoints.rollout.observed import Ordered, Seen
-from dynamo_local.core.messages.endpoints import EndpointState, EndpointStatus
+from msgspec.structs import replace
+
+from dynamo_local.core.endpoints.awake.idling import AT_START
+from dynamo_local.core.endpoints.rollout import Ordered, Seen
+from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointHistory, EndpointState, EndpointStatus
+from dynamo_local.core.messages.events import Event
+from dynamo_local.core.names import parse_revision
+
+# What a frontend does for each revision on the board. Pure.
+
+
+class Standing(Enum):
+    """What a frontend does for a revision."""
+
+    PREPARES = "prepares"
+    """The frontend builds its part of it, and gives it no request."""
+    TAKES = "takes"
+    """New requests go to the revision."""
+    ENDS = "ends"
+    """Requests under way finish, and no new ones come."""
+
+
+def standings(board: Board, took: frozenset[str] = frozenset()) -> dict[str, Standing]:
+    """Return the standing of each revision on the board.
+
+    `took`: revisions that have taken requests before, as this frontend knows. One that takes none any more ends; so
+    does one that a newer revision has taken over from, and that of an endpoint that is being deleted, for a frontend
+    that was restarted meanwhile.
+    """
+    newest: dict[str, int] = {}
+    for each in board.revisions:
+        if each.takes_requests:
+            revision = parse_revision(each.revision)
+            newest[revision.endpoint] = max(newest.get(revision.endpoint, 0), revision.number)
+    deleted = {view.spec.name for view in board.endpoints if view.status.state == "deleting"}
+    return {each.revision: _standing(each, took, newest, deleted) for each in board.revisions}
+
+
+def _standing(each: BoardRevision, took: frozenset[str], newest: dict[str, int], deleted: set[str]) -> Standing:
+    if each.takes_requests:
+        return Standing.TAKES
+    revision = parse_revision(each.revision)
+    over = each.revision in took or revision.endpoint in deleted
+    return Standing.ENDS if over or revision.number < newest.get(revision.endpoint, 0) else Standing.PREPARES
+
+
+def is_coming(status: EndpointStatus) -> bool:
+    """Whether an endpoint that takes no requests now is to take some without its owner's order: as it is, or because
+    somebody asks for it."""
+    return status.state not in ("failed", "deleting")
+
+
+# What has become of an endpoint since the server started: how often it was parked, woken and so on. Pure.
+
+CHANGES = frozenset({"park", "sleep", "wake", "swap"})
+"""Kinds of events of endpoints that are counted."""
+
+
+def noted(history: EndpointHistory, event: Event) -> EndpointHistory:
+    """Add a dated event of the endpoint. A wake counts when it begins, a swap once the other endpoint is ready."""
+    if event.kind not in CHANGES or event.cause == AT_START:
+        return history
+    last = event.what if not event.why else f"{event.what}: {event.why}"
+    history = replace(history, last=last, last_at=event.time)
+    match event.kind:
+        case "park":
+            return replace(history, parks=_one_more(history.parks, event.cause))
+        case "sleep":
+            return replace(history, sleeps=_one_more(history.sleeps, event.cause))
+        case "wake" if event.took_s is None:
+            return replace(history, wakes=_one_more(history.wakes, event.cause))
+        case "swap" if event.took_s is not None:
+            return replace(history, swaps=history.swaps + 1)
+    return history
+
+
+def _one_more(counts: Mapping[str, int], cause: str) -> dict[str, int]:
+    return {**counts, cause: counts.get(cause, 0) + 1}
 
 
 def status_of(ordered: Ordered, seen: Mapping[int, Seen], takes: int | None, note: str = "") -> EndpointStatus:

@@ -7,11 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dynamo_local.core.endpoints.devices import check_devices
+from dynamo_local.core.endpoints.checks import check_devices, devices_of_worker
 from dynamo_local.core.endpoints.registry import Entry
-from dynamo_local.core.endpoints.served import served_names
-from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.core.endpoints.turns.contenders import Limits
+from dynamo_local.core.endpoints.spec import EndpointSpec, served_names
+from dynamo_local.core.endpoints.turns import Limits
 from dynamo_local.core.errors import DeviceError, EndpointConflictError
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointView
 from dynamo_local.core.messages.events import Event
@@ -19,27 +18,23 @@ from dynamo_local.core.names import Revision, endpoint_of
 from dynamo_local.core.planning.actions import AddWorker
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
+from dynamo_local.supervisor.actuator.changes import template_of
 from dynamo_local.supervisor.endpoints.adapters import AdapterFolders, AdaptersOfBase
 from dynamo_local.supervisor.endpoints.awake.keeping import KeptUsage
 from dynamo_local.supervisor.endpoints.board import BoardWriter
-from dynamo_local.supervisor.endpoints.devices.port import EndpointDevices
 from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
 from dynamo_local.supervisor.endpoints.endpoint_tools import EndpointTools
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
-from dynamo_local.supervisor.endpoints.machine_facts import MachineFacts
 from dynamo_local.supervisor.endpoints.orders import Orders
 from dynamo_local.supervisor.endpoints.record import EndpointRecord
 from dynamo_local.supervisor.endpoints.revisions.files import RevisionFiles
 from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher
 from dynamo_local.supervisor.endpoints.revisions.memory_room import MemoryRoom
-from dynamo_local.supervisor.endpoints.revisions.observing import (
-    RevisionWatch,
-    Room,
-    amounts_of,
-)
+from dynamo_local.supervisor.endpoints.revisions.observing import RevisionWatch
 from dynamo_local.supervisor.endpoints.revisions.parking import Parking
 from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
 from dynamo_local.supervisor.endpoints.turns.turning import TurnKeeper, TurnPorts
+from dynamo_local.supervisor.places.capacity import Capacity, MachineFacts, Startable
 from dynamo_local.supervisor.server.adapter_rooms import on_cpu
 from dynamo_local.supervisor.server.controlled import ControlledServer
 from dynamo_local.supervisor.server.launch.prepare import check_clustered
@@ -61,7 +56,7 @@ class ControllerPorts:
     launcher: EndpointLauncher
     facts: MachineFacts
     tasks: TaskGuard
-    devices: EndpointDevices
+    capacity: Capacity
     own_names: frozenset[str] = frozenset()
 
     @property
@@ -81,7 +76,7 @@ class EndpointController:
         self._server = server = ports.server
         self._subjects = Subjects(ports.paths.namespace)
         self._runs: dict[str, EndpointRun] = {}
-        self._devices = ports.devices
+        self._capacity = ports.capacity
         self._files = RevisionFiles(ports.paths, server.blueprint, server.streams, server.bus)
         self._board = BoardWriter(
             *(ports.paths.board_file, server.bus, self._subjects, self._contents, server.report, server.record)
@@ -93,9 +88,9 @@ class EndpointController:
             TurnPorts(
                 runs=self._runs.values,
                 read_state=self._server.registration.read,
-                free=self._devices.free,
-                ids=self._devices.ids,
-                node=self._devices.node,
+                free=self._capacity.free,
+                ids=self._capacity.ids,
+                node=self._capacity.node,
                 publish=self._board.publish,
                 record=self._note,
                 limits=Limits(server.settings.turn_s),
@@ -104,7 +99,7 @@ class EndpointController:
         self._endpoint_tools = EndpointTools(
             ports.kept,
             self._revision_tools(),
-            room=self._room,
+            startable=self._startable,
             publish=self._board.publish,
             touch=self._board.touch,
             happened=self._happened,
@@ -218,7 +213,7 @@ class EndpointController:
                 revision.endpoint, f"revision {revision.number} cannot start", error
             ),
             renew=self._renew,
-            inventory=self._devices.inventory,
+            capacity=self._capacity,
             nodes=lambda endpoint, amounts: self._turns.nodes(endpoint, self._server.registration.read(), amounts),
             spawn=ports.tasks.spawn,
             namespace=ports.paths.namespace,
@@ -236,32 +231,32 @@ class EndpointController:
     async def _actuator(self, endpoint: str) -> LocalActuator:
         return await self._server.actuators.of(endpoint, self._server.report, gone=self._ports.facts.gone)
 
-    async def _room(self, endpoint: str, state: State, wanted: Sequence[AddWorker]) -> Room:
-        def look() -> Room:
+    async def _startable(self, endpoint: str, state: State, wanted: Sequence[AddWorker]) -> Startable:
+        def look() -> Startable:
             blueprint = self._server.blueprint.current()
-            room = self._devices.room(state, blueprint, wanted)
-            amounts = amounts_of(blueprint, wanted[: room.workers])
+            templates = [template_of(blueprint, change) for change in wanted]
+            found = self._capacity.startable(state, templates)
+            amounts = [template.device_count for template in templates[: found.workers]]
             number = self._turns.most(endpoint, state, amounts)
-            shortage = self._turns.why_short(endpoint) or room.shortage
+            shortage = self._turns.why_short(endpoint) or found.shortage
             shortage = "" if number >= len(wanted) else shortage or "others wait for the devices that are free"
-            return Room(number, shortage, gone=room.gone)
+            return Startable(number, shortage, gone=found.gone)
 
         return await asyncio.to_thread(look)
 
     async def _check_machine(self, spec: EndpointSpec, others: Sequence[EndpointSpec]) -> None:
-        on_nodes, total = self._server.launch.clustered, await asyncio.to_thread(self._devices.total)
+        on_nodes, total = self._server.launch.clustered, await asyncio.to_thread(self._capacity.total)
         if on_nodes:
             check_clustered(spec)
-        check_devices(spec, others, total, noun(self._devices.kind, 2), on_nodes=on_nodes)
+        check_devices(spec, others, total, noun(self._capacity.kind, 2), on_nodes=on_nodes)
 
     async def _check_update(self, run: EndpointRun, spec: EndpointSpec) -> None:
         """Raise EndpointConflictError if the first worker of another revision has no device, and the present revision
         has only one worker."""
         if run.status().ready > 1:
             return
-        state = await asyncio.to_thread(self._server.registration.read)
         try:
-            await asyncio.to_thread(self._devices.check_free, state, spec)
+            await self._require_devices(await asyncio.to_thread(self._server.registration.read), spec)
         except DeviceError:
             raise EndpointConflictError(
                 f"no device is free for a worker of the new revision of {spec.name}, beside the only one of the old",
@@ -275,7 +270,7 @@ class EndpointController:
         spec = run.entry.spec
         state = await asyncio.to_thread(self._server.registration.read)
         try:
-            await asyncio.to_thread(self._devices.check_free, state, spec)
+            await self._require_devices(state, spec)
         except DeviceError as error:
             holders = {endpoint_of(c.watcher.revision) for c in state.components.values() if c.holds}
             listed = ", ".join(sorted(holders - {""})) or "the server's own workers"
@@ -283,6 +278,11 @@ class EndpointController:
                 f"endpoint {spec.name} cannot be woken: {error.cause}",
                 f"devices are held by {listed}: lower the workers of one, or delete it",
             ) from None
+
+    async def _require_devices(self, state: State, spec: EndpointSpec) -> None:
+        """Raise DeviceError if no devices are free for one more worker of an endpoint."""
+        require, amount = self._capacity.require, devices_of_worker(spec)
+        await asyncio.to_thread(require, state, spec.name, amount, virtual=spec.engine == "mocker")
 
     def _may_yield(self, to: str) -> bool:
         """Whether another endpoint has workers that it is not to keep whatever happens."""

@@ -10,11 +10,18 @@ from contextlib import suppress
 from dynamo_local.core.endpoints import registry as registries
 from dynamo_local.core.endpoints.awake.idling import Activity, Rest
 from dynamo_local.core.endpoints.registry import Entry, Registry
-from dynamo_local.core.endpoints.rollout.next_steps import next_steps
-from dynamo_local.core.endpoints.rollout.observed import GIVEN_UP_AFTER, Ordered, Seen, Workers
-from dynamo_local.core.endpoints.rollout.steps import Forget, Plan, Revert, Settle
-from dynamo_local.core.endpoints.served import served_names
-from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.endpoints.rollout import (
+    GIVEN_UP_AFTER,
+    Forget,
+    Ordered,
+    Plan,
+    Revert,
+    Seen,
+    Settle,
+    Workers,
+    next_steps,
+)
+from dynamo_local.core.endpoints.spec import EndpointSpec, served_names
 from dynamo_local.core.endpoints.status import status_of
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointStatus, ServedAdapter
@@ -23,9 +30,10 @@ from dynamo_local.core.names import Revision
 from dynamo_local.supervisor.endpoints.awake.idleness import Idleness
 from dynamo_local.supervisor.endpoints.awake.keeping import Keeping, Kept
 from dynamo_local.supervisor.endpoints.endpoint_tools import EndpointTools
-from dynamo_local.supervisor.endpoints.revisions.observing import Room, revisions_of
+from dynamo_local.supervisor.endpoints.revisions.observing import revisions_of
 from dynamo_local.supervisor.endpoints.revisions.revision import RevisionRun
 from dynamo_local.supervisor.endpoints.turns.turn import Turn, may_start, running
+from dynamo_local.supervisor.places.capacity import Startable
 from dynamo_local.supervisor.server.reports.report import ReportOnce
 from state.statefile.model import State
 
@@ -276,9 +284,10 @@ class EndpointRun:
             self._revisions[number] = self._run_of(number)
         current = self._revisions.get(ordered.revision)
         lacking = () if current is None else current.wanted(ordered.workers, ordered.prefill_workers, state)
-        room = await self._tools.room(self.name, state, lacking) if lacking else Room()
+        startable = await self._tools.startable(self.name, state, lacking) if lacking else Startable()
         self._seen = {
-            number: run.seen(state, room if run is current else Room()) for number, run in self._revisions.items()
+            number: run.seen(state, startable if run is current else Startable())
+            for number, run in self._revisions.items()
         }
         if self._has_failed_to_wake(ordered):
             # The next look, which is at once, sees that it is to be asleep.

@@ -11,8 +11,8 @@ from dynamo_local.core.messages.events import Event
 from dynamo_local.core.planning.actions import AddWorker
 from dynamo_local.supervisor.endpoints.awake.keeping import KeptUsage
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
-from dynamo_local.supervisor.endpoints.revisions.observing import Room
 from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
+from dynamo_local.supervisor.places.capacity import Startable
 from dynamo_local.supervisor.server.reports.report import Report
 from state.statefile.model import State
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 class EndpointTools:
     """What the endpoints of one server have in common.
 
-    `room(endpoint, state, wanted)`: for how many of these workers there are devices. `publish`: write the board now.
-    `touch`: write it soon. `happened(endpoint, what, why)`: for the event log and the terminal, as `record` is, for
-    events with more facts. `looked(run)` is told of every look. `usage`: when endpoints were used.
+    `startable(endpoint, state, wanted)`: for how many of these workers there are devices. `publish`: write the board
+    now. `touch`: write it soon. `happened(endpoint, what, why)`: for the event log and the terminal, as `record` is,
+    for events with more facts. `looked(run)` is told of every look. `usage`: when endpoints were used.
     """
 
     kept: KeptRegistry
     revisions: RevisionTools
-    room: Callable[[str, State, Sequence[AddWorker]], Awaitable[Room]]
+    startable: Callable[[str, State, Sequence[AddWorker]], Awaitable[Startable]]
     publish: Callable[[], Awaitable[None]]
     touch: Callable[[], None]
     happened: Callable[[str, str, str], None]

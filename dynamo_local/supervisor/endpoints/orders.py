@@ -41,8 +41,7 @@ from dynamo_local.core.endpoints.checks import (
     ways_of,
 )
 from dynamo_local.core.endpoints.registry import Entry, Registry
-from dynamo_local.core.endpoints.served import check_names
-from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.endpoints.spec import EndpointSpec, check_names
 from dynamo_local.core.errors import EndpointAbsentError, EndpointConflictError, OrderError, StateError, UsageError
 from dynamo_local.core.messages.endpoints import AdapterOrdered, EndpointView, shown
 from dynamo_local.core.messages.events import Event

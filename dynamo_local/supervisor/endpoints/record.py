@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from dynamo_local.bus.nats import Bus
-from dynamo_local.core.endpoints.history import CHANGES, noted
+from dynamo_local.core.endpoints.status import CHANGES, noted
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.endpoints import EndpointHistory
 from dynamo_local.core.messages.events import Event

@@ -7,13 +7,16 @@ import time
 
 from dynamo_local.core.endpoints.registry import ordered
 from dynamo_local.supervisor.endpoints.controller import ControllerPorts, EndpointController
-from dynamo_local.supervisor.endpoints.devices.machine import DevicesOfMachine
-from dynamo_local.supervisor.endpoints.devices.nodes import DevicesOfNodes
-from dynamo_local.supervisor.endpoints.devices.port import EndpointDevices
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
-from dynamo_local.supervisor.endpoints.machine_facts import THIS_MACHINE, MachineFacts
 from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher, MakeTools
 from dynamo_local.supervisor.keys.start import take_key_orders
+from dynamo_local.supervisor.places.capacity import (
+    THIS_MACHINE,
+    Capacity,
+    ClusterCapacity,
+    MachineCapacity,
+    MachineFacts,
+)
 from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
 from dynamo_local.supervisor.server.launch.prepare import own_devices, own_names
 from dynamo_local.tasks import TaskGuard
@@ -69,14 +72,14 @@ def _ports(
         launcher=launcher,
         facts=facts,
         tasks=tasks,
-        devices=_devices(server, facts),
+        capacity=_capacity(server, facts),
         own_names=own_names(launch.graph),
     )
 
 
-def _devices(server: ControlledServer, facts: MachineFacts) -> EndpointDevices:
+def _capacity(server: ControlledServer, facts: MachineFacts) -> Capacity:
     launch = server.launch
     own = own_devices(launch.templates)
-    if server.rooms is None:
-        return DevicesOfMachine(launch.inventory, facts, own)
-    return DevicesOfNodes(server.blueprint.current().inventory.kind, server.rooms, own)
+    if server.nodes is None:
+        return MachineCapacity(launch.inventory, facts, own)
+    return ClusterCapacity(server.blueprint.current().inventory.kind, server.nodes, own)

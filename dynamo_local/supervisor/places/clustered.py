@@ -19,11 +19,11 @@ from dynamo_local.core.errors import DeviceError, DynamoError, SilentNodeError, 
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.names import LOCAL_NODE, Watcher, parse_watcher
 from dynamo_local.supervisor.places.books import Books
+from dynamo_local.supervisor.places.capacity import NodeCapacity, capacity_of_nodes
 from dynamo_local.supervisor.places.cluster import Cluster, ClusterNode, Slot
 from dynamo_local.supervisor.places.far import FarPlaces
 from dynamo_local.supervisor.places.node_servers import NodeServers
 from dynamo_local.supervisor.places.port import LogPart, Need, Place, Places, Reservation, Status
-from dynamo_local.supervisor.places.rooms import NodeRoom, rooms_of
 from dynamo_local.supervisor.places.slots import Slots
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.tasks import finish, side_by_side
@@ -226,12 +226,12 @@ class ClusterPlaces:
         self._silent, heard = frozenset(asked - answers.keys() - self._servers.starting), self.heard()
         return {node: not heard.isdisjoint(_claimed_on(state, node)) for node in self._silent}
 
-    def rooms(self, seen: Seen) -> Mapping[str, NodeRoom]:
+    def capacity(self, seen: Seen) -> Mapping[str, NodeCapacity]:
         """The devices of the nodes that live, by node."""
         state, nodes, slots = seen
         claimed = {name for name, entry in state.components.items() if entry.holds}
         # Claimed last, and released first in the books: what the cluster has of ours beside them is not held by others.
-        return rooms_of(nodes, state, self.slots.unclaimed(claimed, slots), self._servers.failed)
+        return capacity_of_nodes(nodes, state, self.slots.unclaimed(claimed, slots), self._servers.failed)
 
     async def leaks(self) -> frozenset[str]:
         """Watchers for which the cluster has reserved something, and that the books do not know."""

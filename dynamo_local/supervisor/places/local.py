@@ -25,22 +25,6 @@ from state.statefile.transitions import release, reserve, shares_taken
 _LINES_READ = 15
 
 
-def reserve_here(
-    state: State, inventory: Inventory, watcher: Watcher, need: Need, elsewhere: Mapping[int, str]
-) -> tuple[State, Reservation]:
-    """Reserve devices of this machine in its statefile. Pure. `elsewhere`: devices that others hold, each with its
-    holder in words. Raises DeviceError if too few are free or another node is wanted, StateError if the watcher has
-    some."""
-    if need.node not in ("", state.node):
-        raise DeviceError(f"{watcher.service} is to live on node {need.node}, and this is {state.node}")
-    # Virtual workers compute nothing, and share devices with whoever does.
-    others = {} if need.virtual else elsewhere
-    chosen = inventory if need.on is None else _only(inventory, need.on)
-    devices = allocate(chosen, shares_taken(state), need.devices, watcher.service, others, need.share)
-    state = reserve(state, watcher, role=need.role, devices=devices, share=need.share)
-    return state, Reservation(watcher, state.node, devices, need.share)
-
-
 @dataclass(frozen=True)
 class LocalPlaces:
     """This machine (port.Places). `log_file`: the log of a watcher."""
@@ -59,23 +43,25 @@ class LocalPlaces:
         return {state.node: Place(state.node, self.inventory, reserved)}
 
     async def reserve(self, watcher: Watcher, need: Need) -> Reservation:
-        made: list[Reservation] = []
-        elsewhere = await self.devices.elsewhere()
+        # Virtual workers compute nothing, and share devices with whoever does.
+        elsewhere = {} if need.virtual else await self.devices.elsewhere()
+        chosen = self.inventory if need.on is None else _only(self.inventory, need.on)
 
         def reserved(state: State) -> State:
-            after, reservation = reserve_here(state, self.inventory, watcher, need, elsewhere)
-            made.append(reservation)
-            return after
+            if need.node not in ("", state.node):
+                raise DeviceError(f"{watcher.service} is to live on node {need.node}, and this is {state.node}")
+            devices = allocate(chosen, shares_taken(state), need.devices, watcher.service, elsewhere, need.share)
+            return reserve(state, watcher, role=need.role, devices=devices, share=need.share)
 
-        await self.books.update(reserved)
+        made = _reservation((await self.books.update(reserved)).components[str(watcher)])
         try:
-            await self._hold(made[-1])
+            await self._hold(made)
         except (DeviceError, NotRunningError, StateError):
             # What cannot be released now, because circusd does not answer, the reconciler releases.
             with suppress(SupervisorError):
                 await self.release(str(watcher))
             raise
-        return made[-1]
+        return made
 
     async def start(self, plan: WatcherPlan) -> None:
         entry = (await self.books.read()).here.get(plan.name)

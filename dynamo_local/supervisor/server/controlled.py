@@ -12,7 +12,7 @@ from dynamo_local.core.messages.presence import Presence
 from dynamo_local.supervisor.actuator.actuators import Actuators
 from dynamo_local.supervisor.circus.process_registry import Registration
 from dynamo_local.supervisor.control.api import ControlApi
-from dynamo_local.supervisor.places.rooms import NodeRoom
+from dynamo_local.supervisor.places.capacity import NodeCapacity
 from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.nats.streams import ServerStreams
@@ -25,13 +25,13 @@ from state.locks import ServerLock
 class ControlledServer:
     """A server whose own watchers are all registered.
 
-    `actuators`: makes those of endpoints. `lock`: on the namespace, held as long as the server runs. `registration`: has
-    the statefile, with what is heard. `blueprint`: holds
-    the templates of endpoints' revisions, which precede their first worker. `streams`: makes what a revision needs on
-    the bus. `given_up`: watchers of endpoints' workers that keep ending and are not started again, each with the
-    reason; they hold their devices until they are removed. `record`: notes an event. `members`: the presences of all
-    processes. `control`: answers orders. `rooms`: gives the devices of the nodes, as of a second ago, where workers
-    live on those of a cluster; None if they live on this machine.
+    `actuators`: makes those of endpoints. `lock`: on the namespace, held as long as the server runs. `registration`:
+    has the statefile, with what is heard. `blueprint`: holds the templates of endpoints' revisions, which precede their
+    first worker. `streams`: makes what a revision needs on the bus. `given_up`: watchers of endpoints' workers that
+    keep ending and are not started again, each with the reason; they hold their devices until they are removed.
+    `record`: notes an event. `members`: the presences of all processes. `control`: answers orders. `nodes`: gives the
+    devices of the nodes, as of a second ago, where workers live on those of a cluster; None if they live on this
+    machine.
     """
 
     launch: Launch
@@ -47,7 +47,7 @@ class ControlledServer:
     record: Callable[[Event], None]
     members: Callable[[], Collection[Presence]]
     control: ControlApi
-    rooms: Callable[[], Mapping[str, NodeRoom]] | None = None
+    nodes: Callable[[], Mapping[str, NodeCapacity]] | None = None
 
 
 Controller = Callable[[ControlledServer], Coroutine[Any, Any, None]]

@@ -22,12 +22,12 @@ from dynamo_local.supervisor.actuator.changes import need_of
 from dynamo_local.supervisor.node.order import NodeOrder, installed_versions
 from dynamo_local.supervisor.node.silence import beat_apart
 from dynamo_local.supervisor.places.books import Books
+from dynamo_local.supervisor.places.capacity import NodeCapacity, device_count, kind_of
 from dynamo_local.supervisor.places.cluster import ClusterNode, ClusterRecord
 from dynamo_local.supervisor.places.clustered import ClusterPlaces, Seen
 from dynamo_local.supervisor.places.environments import connect
 from dynamo_local.supervisor.places.far import FarPlaces
 from dynamo_local.supervisor.places.local import LocalPlaces
-from dynamo_local.supervisor.places.rooms import NodeRoom, device_count, kind_of
 from dynamo_local.supervisor.places.slots import Slots
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.machinery import Machinery
@@ -70,7 +70,7 @@ class ServerNodes:
         self._slots: Slots | None = None
         self.places: ClusterPlaces | None = None
         """The places of the head and of all nodes. None until `start`."""
-        self.rooms: Mapping[str, NodeRoom] = {}
+        self.capacity: Mapping[str, NodeCapacity] = {}
         """The devices of the nodes that live, as of a second ago."""
         self.given_up: dict[str, str] = {}
         """Workers of endpoints that a node does not start again, each with the reason."""
@@ -206,10 +206,10 @@ class ServerNodes:
         """Write down how many devices the workers hold or may take, and what else the nodes say. Returns their
         number."""
         assert self.places is not None
-        self.rooms, blueprint = self.places.rooms(seen), self._machinery.blueprint
+        self.capacity, blueprint = self.places.capacity(seen), self._machinery.blueprint
         self.given_up.clear()
         self.given_up.update(self.places.given_up)
-        total = device_count(self.rooms.values())
+        total = device_count(self.capacity.values())
         after = await asyncio.to_thread(blueprint.change, lambda before: replace(before, cluster_devices=total))
         return after.device_count
 

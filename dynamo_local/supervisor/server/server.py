@@ -268,7 +268,7 @@ class Server:
             record=self._events.record,
             members=watch.view.members,
             control=control,
-            rooms=None if nodes is None else lambda: nodes.rooms,
+            nodes=None if nodes is None else lambda: nodes.capacity,
         )
         self._tasks.spawn("controller", self._controller(server))
 

@@ -6,7 +6,7 @@ import asyncio
 import signal
 from dataclasses import dataclass, field
 
-from dynamo_local.core.endpoints.turns.contenders import TURN_S
+from dynamo_local.core.endpoints.turns import TURN_S
 from dynamo_local.core.process.restarts import CircusDeadlines, RestartLimits
 from dynamo_local.core.usage import KEEP_DAYS
 

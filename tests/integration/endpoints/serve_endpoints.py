@@ -17,9 +17,9 @@ from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.sizing.machine import GIB
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.graph import Graph
-from dynamo_local.supervisor.endpoints.machine_facts import MachineFacts
 from dynamo_local.supervisor.endpoints.revisions.launch import MakeTools, ModelTools
 from dynamo_local.supervisor.endpoints.start import endpoint_controller
+from dynamo_local.supervisor.places.capacity import MachineFacts
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.plan import HttpAddress, plan_services, service_templates
 from dynamo_local.supervisor.server.launch.prepare import Chosen, without_devices

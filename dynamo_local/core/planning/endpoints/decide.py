@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from dynamo_local.core.endpoints.devices import devices_of_worker
+from dynamo_local.core.endpoints.checks import devices_of_worker
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.endpoints import EndpointState

@@ -1,24 +1,18 @@
-"""What there is of an endpoint's revisions: workers, by statefile and presences; frontends; free devices."""
+"""What there is of an endpoint's revisions: workers, by statefile and presences; frontends."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping
 from typing import Any
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.core.endpoints.rollout.observed import Frontends, Workers
-from dynamo_local.core.errors import DeviceError
+from dynamo_local.core.endpoints.rollout import Frontends, Workers
 from dynamo_local.core.fleet.view import FRONTEND_ROLE, PREFILL_ROLE, FleetView, in_flight_of
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import Revision, parse_revision, parse_watcher
-from dynamo_local.core.planning.actions import AddWorker, DeviceLimits
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.supervisor.actuator.changes import claim_worker, template_of
-from dynamo_local.supervisor.server.launch.blueprint import Blueprint
-from state.devices.allocation import Inventory, allocate, gone_line
 from state.statefile.model import Component, State
 
 Spawn = Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"]
@@ -137,51 +131,3 @@ def doing(view: FleetView) -> str:
 
 def _frontends(view: FleetView) -> list[Presence]:
     return [presence for presence in view.members() if not parse_watcher(presence.watcher).revision]
-
-
-def amounts_of(blueprint: Blueprint, wanted: Iterable[AddWorker]) -> tuple[float, ...]:
-    """What these workers take of devices: their number, or the share of one."""
-    return tuple(template_of(blueprint, change).device_count for change in wanted)
-
-
-@dataclass(frozen=True)
-class Room:
-    """How many of the wanted workers there are devices for, and what the next one lacks, in words. `gone`: why there
-    would be no device for it even if nobody else had any; empty if there would."""
-
-    workers: int = 0
-    shortage: str = ""
-    gone: str = ""
-
-
-def room_for(state: State, blueprint: Blueprint, wanted: Iterable[AddWorker], elsewhere: Mapping[int, str]) -> Room:
-    """Try how many of these workers could be added. Pure."""
-    count = 0
-    for change in wanted:
-        try:
-            state, _ = claim_worker(state, blueprint, change, DeviceLimits(), elsewhere)
-        except DeviceError as error:
-            return Room(count, str(error))
-        count += 1
-    return Room(count)
-
-
-def not_there(blueprint: Blueprint, wanted: Sequence[AddWorker]) -> str:
-    """Why none of these workers has devices, whoever ends, as some are gone; empty if that is not so. Pure."""
-    inventory = blueprint.inventory
-    if not inventory.gone or not wanted:
-        return ""
-    template = template_of(blueprint, wanted[0])
-    try:
-        allocate(inventory, {}, template.devices, template.service, share=template.share)
-    except DeviceError as error:
-        return str(error)
-    return ""
-
-
-def why_off_device(state: State, watcher: str, inventory: Inventory) -> str:
-    """Which device of a worker is gone; empty if all are there, or the worker is not. Pure."""
-    component = state.components.get(watcher)
-    devices = () if component is None else component.devices
-    lost = [gone_line(inventory.kind, number, inventory.gone[number]) for number in devices if number in inventory.gone]
-    return "; ".join(lost)

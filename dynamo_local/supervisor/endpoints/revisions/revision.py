@@ -9,9 +9,21 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.core.endpoints.rollout.next_steps import back_off_s
-from dynamo_local.core.endpoints.rollout.observed import Frontends, Seen, UnderWay, Workers
-from dynamo_local.core.endpoints.rollout.steps import BreakOff, End, Launch, Park, Retire, RevisionStep, Start, Wake
+from dynamo_local.core.endpoints.rollout import (
+    BreakOff,
+    End,
+    Frontends,
+    Launch,
+    Park,
+    Retire,
+    RevisionStep,
+    Seen,
+    Start,
+    UnderWay,
+    Wake,
+    Workers,
+    back_off_s,
+)
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import ConfigError, DynamoError, MemoryShortError, UsageError, one_line
 from dynamo_local.core.fleet.view import PREFILL_ROLE, FleetView
@@ -22,17 +34,16 @@ from dynamo_local.supervisor.endpoints.revisions.launch import Launched
 from dynamo_local.supervisor.endpoints.revisions.model_files import ModelChangedError, check_files
 from dynamo_local.supervisor.endpoints.revisions.observing import (
     RevisionWatch,
-    Room,
     doing,
     failed_adapters,
     frontends_of,
     is_nearly_ready,
     served_by,
-    why_off_device,
     workers_of,
 )
 from dynamo_local.supervisor.endpoints.revisions.parking import NotDone, answers_of, until
 from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
+from dynamo_local.supervisor.places.capacity import Startable
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
 from state.statefile.model import State
 
@@ -132,14 +143,14 @@ class RevisionRun:
         """Whether a step is under way."""
         return bool(self._under_way)
 
-    def seen(self, state: State, room: Room) -> Seen:
+    def seen(self, state: State, startable: Startable) -> Seen:
         """What is observed now."""
         workers, prefill = self.workers(state)
         frontends = self.frontends
         self._check_frontends(bool(workers.ready), frontends)
         now = self._tools.clock()
-        if room.gone and not self._under_way and now >= self._may_start_at:
-            self._fail(room.gone)
+        if startable.gone and not self._under_way and now >= self._may_start_at:
+            self._fail(startable.gone)
         return Seen(
             launched=self.launched is not None,
             under_way=self._under_way,
@@ -147,7 +158,7 @@ class RevisionRun:
             prefill=prefill,
             frontends=frontends,
             waits_for_frontends=not self._frontends_are_late,
-            room=room.workers,
+            room=startable.workers,
             failures=self._failures,
             error=self._error,
             is_hopeless=self._is_hopeless,
@@ -156,7 +167,7 @@ class RevisionRun:
             took_requests=self.took_requests,
             drain_is_over=self._drained_by is not None and now >= self._drained_by,
             doing=self._doing if self._under_way == "launching" else doing(self._view),
-            shortage=room.shortage or self._untried,
+            shortage=startable.shortage or self._untried,
             not_woken=self._short_of_memory,
         )
 
@@ -366,9 +377,8 @@ class RevisionRun:
     async def _with_devices(self, watchers: Sequence[str]) -> tuple[str, ...]:
         """Those of these parked workers whose devices are there. The others are lost."""
         state = await asyncio.to_thread(self._tools.read_state)
-        inventory = await asyncio.to_thread(self._tools.inventory)
         for watcher in watchers:
-            why = why_off_device(state, watcher, inventory)
+            why = await asyncio.to_thread(self._tools.capacity.why_off, state.components.get(watcher))
             if why:
                 self._lost[watcher] = f"{watcher} cannot be woken: {why}"
                 self._without_device.add(watcher)

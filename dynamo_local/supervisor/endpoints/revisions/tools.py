@@ -16,7 +16,7 @@ from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher
 from dynamo_local.supervisor.endpoints.revisions.memory_room import MemoryRoom
 from dynamo_local.supervisor.endpoints.revisions.observing import RevisionWatch, Spawn
 from dynamo_local.supervisor.endpoints.revisions.parking import NotDone
-from state.devices.allocation import Inventory
+from dynamo_local.supervisor.places.capacity import Capacity
 from state.statefile.model import State
 
 
@@ -35,14 +35,13 @@ class RevisionTools:
     """What revisions of one server are brought up and ended with.
 
     `given_up`: watchers that are not started any more, each with the reason. `actuator(endpoint)`: of that endpoint's
-    workers. `memory`: has room made for workers that start. `ask_to_park`: has workers park, or take
-    requests again. `frontend_deadline_s`: the time that a frontend has to be ready for a revision that has a worker.
-    `drain_s`: the time that requests have to finish which an order ends. `on_failure(revision, error)` is told of each
-    start that has failed. `renew`: orders another revision with the same spec. `inventory`: the devices, with those
-    marked that are gone; blocks. `nodes(endpoint, amounts)`: the only node that each of its workers may start on that
-    takes these amounts, empty where any will do, as far as they may start now; blocks. `retry_s`: time until a step is
-    tried again that could not be taken, or an end that has failed. `members`: the presences of the server's processes,
-    of which `frontends` are to be frontends.
+    workers. `memory`: has room made for workers that start. `ask_to_park`: has workers park, or take requests again.
+    `frontend_deadline_s`: the time that a frontend has to be ready for a revision that has a worker. `drain_s`: the
+    time that requests have to finish which an order ends. `on_failure(revision, error)` is told of each start that has
+    failed. `renew`: orders another revision with the same spec. `nodes(endpoint, amounts)`: the only node that each of
+    its workers may start on that takes these amounts, empty where any will do, as far as they may start now; blocks.
+    `retry_s`: time until a step is tried again that could not be taken, or an end that has failed. `members`: the
+    presences of the server's processes, of which `frontends` are to be frontends.
     """
 
     launcher: EndpointLauncher
@@ -55,7 +54,7 @@ class RevisionTools:
     ask_to_park: AskToPark
     on_failure: Callable[[Revision, str], None]
     renew: Callable[[Revision], Awaitable[None]]
-    inventory: Callable[[], Inventory]
+    capacity: Capacity
     spawn: Spawn
     namespace: str
     frontend_deadline_s: float

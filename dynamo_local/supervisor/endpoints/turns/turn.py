@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dynamo_local.core.endpoints.awake.idling import Idling
-from dynamo_local.core.endpoints.rollout.observed import Frontends, Ordered, Seen
+from dynamo_local.core.endpoints.rollout import Frontends, Ordered, Seen
 
 
 @dataclass

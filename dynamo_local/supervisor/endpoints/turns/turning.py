@@ -9,14 +9,12 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from dynamo_local.core.endpoints.turns.contenders import Claim, Contender, Limits
-from dynamo_local.core.endpoints.turns.placing import Room, less, placed
-from dynamo_local.core.endpoints.turns.turns import Turns, Yield, take_turns
+from dynamo_local.core.endpoints.turns import Claim, Contender, Limits, Turns, Yield, take_turns
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import endpoint_of
-from dynamo_local.core.shares import share_of
+from dynamo_local.core.shares import Left, less, placed, share_of
 from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
 from state.statefile.model import Component, State
 
@@ -33,7 +31,7 @@ class TurnPorts:
 
     runs: Callable[[], Collection[EndpointRun]]
     read_state: Callable[[], State]
-    free: Callable[[State], Room]
+    free: Callable[[State], Left]
     ids: Callable[[Component], tuple[int, ...]]
     node: Callable[[int], str]
     publish: Callable[[], Awaitable[None]]
@@ -79,16 +77,16 @@ class TurnKeeper:
         """The devices of each of the workers that take these amounts: those that are kept for the endpoint come first,
         and none that is kept for another one is among them. Stops at the first that does not fit. Blocks."""
         mine = self.turns.reserved.get(endpoint, ())
-        room: Room = {
+        left: Left = {
             **self._ports.free(state),
             **dict.fromkeys(self.turns.reserved_for_others(endpoint), 0.0),
         }
         devices: list[tuple[int, ...]] = []
         for amount in amounts:
-            found = placed({one: room[one] for one in mine if one in room}, [amount]) or placed(room, [amount])
+            found = placed({one: left[one] for one in mine if one in left}, [amount]) or placed(left, [amount])
             if found is None:
                 break
-            room = less(room, found[0], share_of(amount))
+            left = less(left, found[0], share_of(amount))
             devices.append(found[0])
         return devices
 

@@ -9,10 +9,9 @@ from types import MappingProxyType
 
 import msgspec
 
-from dynamo_local.core.endpoints.devices import check_devices
+from dynamo_local.core.endpoints.checks import check_devices
 from dynamo_local.core.endpoints.registry import Registry, ordered
-from dynamo_local.core.endpoints.served import check_names
-from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.endpoints.spec import EndpointSpec, check_names
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.shares import summed

@@ -5,12 +5,102 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dynamo_local.core.endpoints.devices import check_devices, least_devices
-from dynamo_local.core.endpoints.rollout.observed import Frontends, Ordered, Seen, Workers
+from dynamo_local.core.endpoints.checks import check_devices, least_devices
+from dynamo_local.core.endpoints.rollout import Frontends, Ordered, Seen, Workers
 from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.core.endpoints.status import status_of, status_of_adapter
+from dynamo_local.core.endpoints.status import Standing, noted, standings, status_of, status_of_adapter
 from dynamo_local.core.errors import DeviceError
+from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointHistory, EndpointStatus, EndpointView
+from dynamo_local.core.messages.events import Event
+
+# What a frontend does for each revision on the board, also if it was restarted meanwhile.
+
+revisions = st.builds(
+    lambda name, number, takes: BoardRevision(f"{name}@{number}", takes, (name,)),
+    st.sampled_from("ab"),
+    st.integers(1, 4),
+    st.booleans(),
+)
+boards = st.lists(revisions, max_size=6, unique_by=lambda each: each.revision)
+took = st.frozensets(st.sampled_from([f"{name}@{number}" for name in "ab" for number in range(1, 5)]))
+
+
+@given(boards, took)
+def test_each_revision_has_one_standing_and_those_that_take_requests_take_them(
+    listed: list[BoardRevision], took: frozenset[str]
+) -> None:
+    found = standings(Board(1, tuple(listed)), took)
+    assert set(found) == {each.revision for each in listed}
+    assert {name for name, standing in found.items() if standing is Standing.TAKES} == {
+        each.revision for each in listed if each.takes_requests
+    }
+    for name in took & set(found):
+        assert found[name] is not Standing.PREPARES
+
+
+def board(*listed: tuple[str, bool], deleting: str = "") -> Board:
+    spec = EndpointSpec(name=deleting or "other", model="m")
+    status = EndpointStatus("deleting" if deleting else "ready")
+    return Board(
+        1,
+        tuple(BoardRevision(name, takes, (name,)) for name, takes in listed),
+        (EndpointView(spec, status, 0.0, 0.0),),
+    )
+
+
+def test_an_update_prepares_then_takes_over_and_the_old_one_ends() -> None:
+    assert standings(board(("a@1", True), ("a@2", False))) == {"a@1": Standing.TAKES, "a@2": Standing.PREPARES}
+    flipped = board(("a@1", False), ("a@2", True))
+    assert standings(flipped, frozenset({"a@1"})) == {"a@1": Standing.ENDS, "a@2": Standing.TAKES}
+    # A frontend that has been restarted does not know what took requests.
+    assert standings(flipped) == {"a@1": Standing.ENDS, "a@2": Standing.TAKES}
+
+
+def test_what_is_deleted_ends_and_does_not_prepare() -> None:
+    assert standings(board(("a@1", False), deleting="a")) == {"a@1": Standing.ENDS}
+    assert standings(board(("a@1", False))) == {"a@1": Standing.PREPARES}
+
+
+def test_endpoints_do_not_concern_each_other() -> None:
+    assert standings(board(("a@1", False), ("b@2", True)))["a@1"] is Standing.PREPARES
+
+
+# What has become of an endpoint, counted by its events.
+
+
+def history_of(*events: Event) -> EndpointHistory:
+    history = EndpointHistory()
+    for event in events:
+        history = noted(history, event)
+    return history
+
+
+def test_each_change_counts_once_by_its_cause() -> None:
+    found = history_of(
+        Event("sleep", "asleep", "nobody has asked for it yet", cause="start", time=1.0),
+        Event("endpoint", "created: model m", time=2.0),
+        Event("wake", "woken by a request", "it was asleep", cause="request", time=3.0),
+        Event("wake", "awake after 0.50 s", cause="request", took_s=0.5, time=3.5),
+        Event("park", "parked", "no request for 60 s", cause="idle", time=70.0),
+        Event("wake", "woken by order", "it was parked", cause="order", time=80.0),
+        Event("swap", "yields its device to code", "asked for 1 s ago", to="code", time=90.0),
+        Event("sleep", "asleep", "its device was given to code", cause="swap", time=91.0),
+        Event("swap", "gave its device to code within 2.00 s", to="code", took_s=2.0, time=92.0),
+    )
+    assert found.sleeps == {"swap": 1}
+    assert found.wakes == {"request": 1, "order": 1}
+    assert found.parks == {"idle": 1}
+    assert found.swaps == 1
+    assert (found.last, found.last_at) == ("gave its device to code within 2.00 s", 92.0)
+
+
+def test_a_swap_that_is_only_decided_does_not_count() -> None:
+    found = history_of(Event("swap", "yields its device to code", "asked for 1 s ago", to="code", time=9.0))
+    assert (found.swaps, found.last) == (0, "yields its device to code: asked for 1 s ago")
+
 
 ANSWERING = Seen(launched=True, workers=Workers(("w1",)), frontends=Frontends(ready=1), took_requests=True)
 

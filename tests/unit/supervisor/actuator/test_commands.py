@@ -15,13 +15,20 @@ from hypothesis import strategies as st
 from dynamo_local.core.errors import DecodeError, DeviceError, SupervisorError, UsageError
 from dynamo_local.core.names import endpoint_named
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker, Restart
-from dynamo_local.supervisor.actuator.changes import claim_worker, devices_held, retire_worker
+from dynamo_local.supervisor.actuator.changes import (
+    claim_reserved,
+    devices_held,
+    retire_worker,
+    template_of,
+)
 from dynamo_local.supervisor.actuator.commands import ActingPlanner, plan_drain, plan_restart, plan_scaling
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
+from dynamo_local.supervisor.server.launch.plan import plan_watcher
+from state.devices.allocation import allocate
 from state.files import make_run_directory
 from state.paths import StatePaths
 from state.statefile.model import State
-from state.statefile.transitions import claim, entries, release, retire, taken
+from state.statefile.transitions import claim, entries, next_watcher, release, retire, shares_taken, taken
 from tests.unit.state.builders import disaggregated
 from tests.unit.supervisor.actuator.fake_ports import blueprint, template
 
@@ -34,11 +41,19 @@ def planned(state: State, *, force: bool = False, **targets: int) -> tuple[objec
     return plan_scaling(state, PLAN, targets, even_the_last=force)
 
 
+def with_one_more(state: State, plan: Blueprint, change: AddWorker, limits: DeviceLimits) -> State:
+    """The state with one more worker, on devices of which enough is left."""
+    template = template_of(plan, change)
+    devices = allocate(plan.inventory, shares_taken(state), template.devices, share=template.share)
+    watcher = next_watcher(state, template.service, template.revision)
+    return claim_reserved(state, template, plan_watcher(template, watcher, plan.inventory, devices), limits)
+
+
 def carried_out(state: State, *changes: object) -> State:
     """The state once the changes are complete."""
     for change in changes:
         if isinstance(change, AddWorker):
-            state, _ = claim_worker(state, PLAN, change, DeviceLimits(), {})
+            state = with_one_more(state, PLAN, change, DeviceLimits())
         else:
             assert isinstance(change, RemoveWorker)
             state = release(retire_worker(state, change), change.watcher)
@@ -277,7 +292,7 @@ def shared(share: float, slots: int = 2) -> Blueprint:
 
 def with_shares(state: State, plan: Blueprint, number: int, most: int | None = None) -> State:
     for _ in range(number):
-        state, _ = claim_worker(state, plan, ADD, DeviceLimits(most), {})
+        state = with_one_more(state, plan, ADD, DeviceLimits(most))
     return state
 
 

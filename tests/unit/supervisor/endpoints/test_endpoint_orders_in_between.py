@@ -13,8 +13,8 @@ from dynamo_local.core.names import Revision
 from dynamo_local.supervisor.endpoints.awake.keeping import KeptUsage
 from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
 from dynamo_local.supervisor.endpoints.endpoint_tools import EndpointTools
-from dynamo_local.supervisor.endpoints.revisions.observing import Room
 from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
+from dynamo_local.supervisor.places.capacity import MachineCapacity, MachineFacts, Startable
 from state.devices.allocation import cpu_slots
 from state.statefile.model import State
 from tests.unit.state.builders import empty_state
@@ -48,8 +48,8 @@ async def nothing() -> None:
     pass
 
 
-async def room(endpoint: str, state: State, wanted: object) -> Room:
-    return Room()
+async def startable(endpoint: str, state: State, wanted: object) -> Startable:
+    return Startable()
 
 
 def test_an_update_that_comes_while_the_statefile_is_read_is_looked_after() -> None:
@@ -91,7 +91,7 @@ def tools(launching: Launching, read_state: Any) -> EndpointTools:
         ask_to_park=cast("Any", None),
         on_failure=lambda revision, error: pytest.fail(error),
         renew=cast("Any", None),
-        inventory=lambda: cpu_slots([0], 1),
+        capacity=MachineCapacity(cpu_slots([0], 1), MachineFacts()),
         spawn=lambda name, work: asyncio.get_running_loop().create_task(work, name=name),
         namespace="many",
         frontend_deadline_s=1,
@@ -100,7 +100,7 @@ def tools(launching: Launching, read_state: Any) -> EndpointTools:
     return EndpointTools(
         kept=cast("Any", None),
         revisions=revisions,
-        room=room,
+        startable=startable,
         publish=nothing,
         touch=lambda: None,
         happened=lambda endpoint, what, why: None,

@@ -11,10 +11,10 @@ from dynamo_local.core.errors import SilentNodeError, StateError, SupervisorErro
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.changes import Ports
+from dynamo_local.supervisor.places.capacity import device_count
 from dynamo_local.supervisor.places.cluster import ClusterNode
 from dynamo_local.supervisor.places.clustered import Seen
 from dynamo_local.supervisor.places.port import LogPart
-from dynamo_local.supervisor.places.rooms import device_count
 from dynamo_local.supervisor.server.node_keeper import NodeKeeper
 from state.statefile.transitions import restart, retire
 from tests.places_contract import NAMESPACE, ONE, worker
@@ -399,7 +399,7 @@ class Keeper:
 
     async def _count(self, seen: Seen) -> float:
         self.counted += 1
-        return device_count(self.site.places.rooms(seen).values())
+        return device_count(self.site.places.capacity(seen).values())
 
     async def _reconcile(self, endpoints: Collection[str]) -> None:
         assert endpoints == {""}

@@ -30,7 +30,7 @@ async def refuses(site: ClusterInMemory) -> str:
 async def test_a_node_without_a_node_server_is_chosen_last(site: ClusterInMemory) -> None:
     failing = await refuses(site)
     assert site.cluster.reserved == {}
-    assert {name: room.is_failing for name, room in site.places.rooms(await site.places.seen()).items()} == {
+    assert {name: room.is_failing for name, room in site.places.capacity(await site.places.seen()).items()} == {
         "a": True,
         "b": False,
     }
@@ -56,13 +56,13 @@ async def test_a_node_that_runs_again_is_as_good_as_others(site: ClusterInMemory
     failing = await refuses(site)
     now = site.places._servers.clock()
     site.places._servers.clock = lambda: now + 61
-    assert not site.places.rooms(await site.places.seen())[failing].is_failing
+    assert not site.places.capacity(await site.places.seen())[failing].is_failing
     with pytest.raises(NodeStartError):
         await site.places.reserve(worker(0), ONE)
     site.cluster.start = site._start
     # Whoever has decided for it gets it.
     assert (await site.places.reserve(worker(0), replace(ONE, node=failing))).node == failing
-    assert not site.places.rooms(await site.places.seen())[failing].is_failing
+    assert not site.places.capacity(await site.places.seen())[failing].is_failing
 
 
 async def test_a_node_that_does_not_answer_is_chosen_last_from_the_first_look_on(site: ClusterInMemory) -> None:

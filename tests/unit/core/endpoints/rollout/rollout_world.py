@@ -10,21 +10,26 @@ from dynamo_local.core.endpoints.awake import idling
 from dynamo_local.core.endpoints.awake.idling import Activity, Idling
 from dynamo_local.core.endpoints.checks import runs_differently
 from dynamo_local.core.endpoints.registry import Registry
-from dynamo_local.core.endpoints.rollout.next_steps import next_steps
-from dynamo_local.core.endpoints.rollout.observed import GIVEN_UP_AFTER, Frontends, Ordered, Seen, UnderWay, Workers
-from dynamo_local.core.endpoints.rollout.steps import (
+from dynamo_local.core.endpoints.rollout import (
+    GIVEN_UP_AFTER,
     BreakOff,
     End,
     Forget,
+    Frontends,
     Launch,
+    Ordered,
     Park,
     Plan,
     Retire,
     Revert,
     RevisionStep,
+    Seen,
     Settle,
     Start,
+    UnderWay,
     Wake,
+    Workers,
+    next_steps,
 )
 from dynamo_local.core.endpoints.spec import EndpointSpec
 

@@ -10,9 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo_local.core.endpoints.rollout.next_steps import next_steps
-from dynamo_local.core.endpoints.rollout.observed import GIVEN_UP_AFTER, Frontends, Ordered, Seen, Workers
-from dynamo_local.core.endpoints.rollout.steps import End, Launch, Plan, Retire, Revert, Settle, Start
+from dynamo_local.core.endpoints.rollout import (
+    GIVEN_UP_AFTER,
+    End,
+    Frontends,
+    Launch,
+    Ordered,
+    Plan,
+    Retire,
+    Revert,
+    Seen,
+    Settle,
+    Start,
+    Workers,
+    next_steps,
+)
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from tests.unit.core.endpoints.rollout.rollout_world import NAME, World
 

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from dynamo_local.core.endpoints.rollout.steps import End
+from dynamo_local.core.endpoints.rollout import End
 from dynamo_local.core.errors import BusError, StateError, SupervisorError
 from dynamo_local.core.names import Revision
-from dynamo_local.supervisor.endpoints.revisions.observing import Room
 from dynamo_local.supervisor.endpoints.revisions.revision import RevisionRun
 from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
+from dynamo_local.supervisor.places.capacity import MachineCapacity, MachineFacts, Startable
 from state.devices.allocation import cpu_slots
 from tests.unit.state.builders import empty_state
 
@@ -44,7 +44,7 @@ def run_of(files: object, actuator: object, memory: object, heard: Callable[[], 
         launcher=cast("Any", None),
         memory=cast("Any", memory),
         renew=cast("Any", None),
-        inventory=lambda: cpu_slots([0], 1),
+        capacity=MachineCapacity(cpu_slots([0], 1), MachineFacts()),
         files=cast("Any", files),
         watch=cast("Any", None),
         given_up={},
@@ -69,8 +69,8 @@ def test_an_end_that_fails_is_repeated_and_nothing_is_wanted_meanwhile() -> None
         run.launched = cast("Any", object())
         run.carry_out(End(1))
         assert run.wanted(3, 0, empty_state()) == (), "its templates may be gone"
-        assert not run.seen(empty_state(), Room()).is_gone
+        assert not run.seen(empty_state(), Startable()).is_gone
         await woken.wait()
-        assert (failing.removed, run.seen(empty_state(), Room()).is_gone) == (1, True)
+        assert (failing.removed, run.seen(empty_state(), Startable()).is_gone) == (1, True)
 
     asyncio.run(scenario())

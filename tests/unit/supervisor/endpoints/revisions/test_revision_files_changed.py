@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from dynamo_local.core.endpoints.rollout.steps import Start
+from dynamo_local.core.endpoints.rollout import Start
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.names import Revision
@@ -18,6 +18,7 @@ from dynamo_local.supervisor.endpoints.revisions.launch import Launched
 from dynamo_local.supervisor.endpoints.revisions.model_files import files_of, with_files
 from dynamo_local.supervisor.endpoints.revisions.revision import RevisionRun
 from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
+from dynamo_local.supervisor.places.capacity import MachineCapacity, MachineFacts
 from state.devices.allocation import cpu_slots
 
 CHAT = Revision("chat", 1)
@@ -94,7 +95,7 @@ def tools(launches: Launches, renew: Any, failed: Callable[[str], None]) -> Revi
         ask_to_park=cast("Any", None),
         on_failure=lambda revision, error: failed(error),
         renew=renew,
-        inventory=lambda: cpu_slots([0], 1),
+        capacity=MachineCapacity(cpu_slots([0], 1), MachineFacts()),
         spawn=lambda name, work: asyncio.get_running_loop().create_task(work, name=name),
         namespace="ns",
         frontend_deadline_s=1,

@@ -7,15 +7,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from dynamo_local.core.endpoints.rollout.observed import Seen
-from dynamo_local.core.endpoints.rollout.steps import Park, Wake
+from dynamo_local.core.endpoints.rollout import Park, Seen, Wake
 from dynamo_local.core.fleet.view import FleetView
 from dynamo_local.core.messages.presence import Presence, ProcessState
 from dynamo_local.core.names import Revision, Watcher
-from dynamo_local.supervisor.endpoints.revisions.observing import Room
 from dynamo_local.supervisor.endpoints.revisions.parking import NotDone
 from dynamo_local.supervisor.endpoints.revisions.revision import RevisionRun
 from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
+from dynamo_local.supervisor.places.capacity import MachineCapacity, MachineFacts, Startable
 from state.devices.allocation import cpu_slots
 from state.statefile.model import State
 from state.statefile.transitions import claim, settle
@@ -69,7 +68,7 @@ def scenario(test: Callable[[FakeWorker, RevisionRun, Callable[[], Awaitable[See
             launcher=cast("Any", None),
             memory=cast("Any", None),
             renew=cast("Any", None),
-            inventory=lambda: cpu_slots([0], 1).lacking(worker.gone),
+            capacity=MachineCapacity(cpu_slots([0], 1), MachineFacts(gone=lambda _: worker.gone)),
             files=cast("Any", None),
             watch=cast("Any", None),
             given_up={},
@@ -92,7 +91,7 @@ def scenario(test: Callable[[FakeWorker, RevisionRun, Callable[[], Awaitable[See
             while revision.is_busy:
                 ended.clear()
                 await ended.wait()
-            return revision.seen(one_worker(), Room())
+            return revision.seen(one_worker(), Startable())
 
         await test(worker, revision, seen)
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from dynamo_local.core.endpoints.rollout.steps import Start
+from dynamo_local.core.endpoints.rollout import Start
 from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, DeviceLimits
 from dynamo_local.supervisor.endpoints.revisions.launch import Launched
-from dynamo_local.supervisor.endpoints.revisions.observing import Room
+from dynamo_local.supervisor.places.capacity import Startable
 from tests.unit.state.builders import empty_state
 from tests.unit.supervisor.actuator.fake_ports import template
 from tests.unit.supervisor.endpoints.revisions.test_revision_end import run_of
@@ -47,14 +47,14 @@ def test_an_endpoint_says_why_nothing_could_be_reserved_for_it() -> None:
         run.launched = Launched(cast("Any", None), templates)
         run.carry_out(Start(1, 1, 0))
         await heard.wait()
-        seen = run.seen(empty_state(), Room(1))
+        seen = run.seen(empty_state(), Startable(1))
         assert (seen.shortage, seen.failures) == ("node a does not answer", 0)
-        assert run.seen(empty_state(), Room(0, "no device")).shortage == "no device"
+        assert run.seen(empty_state(), Startable(0, "no device")).shortage == "no device"
         actuator.why = ""
         heard.clear()
         run.carry_out(Start(1, 1, 0))
         await heard.wait()
-        assert run.seen(empty_state(), Room(1)).shortage == ""
+        assert run.seen(empty_state(), Startable(1)).shortage == ""
 
     asyncio.run(scenario())
 
@@ -69,7 +69,7 @@ def test_a_node_that_can_run_nothing_is_a_failure_that_is_tried_less_and_less_of
             heard.clear()
             run.carry_out(Start(1, 1, 0))
             await heard.wait()
-            seen = run.seen(empty_state(), Room(1))
+            seen = run.seen(empty_state(), Startable(1))
             failures.append((seen.failures, seen.error, seen.may_start))
         assert failures == [(number, why, False) for number in (1, 2, 3)]
 

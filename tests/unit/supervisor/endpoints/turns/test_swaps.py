@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo_local.core.endpoints.turns.turns import Yield
+from dynamo_local.core.endpoints.turns import Yield
 from dynamo_local.core.messages.events import Event
 from dynamo_local.supervisor.endpoints.turns.turning import Swaps
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from dynamo_local.core.endpoints.turns.contenders import Limits
-from dynamo_local.core.endpoints.turns.placing import on_node
-from dynamo_local.core.endpoints.turns.turns import Turns
+from dynamo_local.core.endpoints.turns import Limits, Turns
+from dynamo_local.core.shares import on_node
 from dynamo_local.supervisor.endpoints.turns.turning import TurnKeeper, TurnPorts
 from tests.unit.state.builders import empty_state
 

@@ -1,4 +1,4 @@
-"""Devices of the nodes of a cluster, as endpoints see them."""
+"""What is left of devices for workers that are to start: of a machine, and of the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -11,20 +11,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.core.endpoints.turns.placing import on_node
 from dynamo_local.core.errors import DeviceError
 from dynamo_local.core.names import Watcher
-from dynamo_local.core.planning.actions import AddWorker
-from dynamo_local.supervisor.endpoints.devices.nodes import DevicesOfNodes, left_of
-from dynamo_local.supervisor.endpoints.revisions.observing import Room
+from dynamo_local.core.shares import on_node
+from dynamo_local.supervisor.places.capacity import (
+    Capacity,
+    ClusterCapacity,
+    MachineCapacity,
+    MachineFacts,
+    NodeCapacity,
+    Startable,
+    capacity_of_nodes,
+    device_count,
+    kind_of,
+    left_of,
+)
 from dynamo_local.supervisor.places.cluster import ClusterNode
-from dynamo_local.supervisor.places.rooms import NodeRoom, device_count, kind_of, rooms_of
+from state.devices.allocation import cpu_slots
 from state.statefile.model import State
 from state.statefile.transitions import add_template, claim
 from tests.places_contract import NAMESPACE
 from tests.unit.state.builders import empty_state
-from tests.unit.supervisor.actuator.fake_ports import blueprint, template
+from tests.unit.supervisor.actuator.fake_ports import template
 
 REVISION = "chat@1"
 
@@ -39,28 +47,27 @@ def state_with(*claims: tuple[str, tuple[int, ...], float]) -> State:
     return state
 
 
-def nodes_of(rooms: Mapping[str, NodeRoom], own: float = 0) -> DevicesOfNodes:
-    return DevicesOfNodes("cpu-slot", lambda: rooms, own)
+def nodes_of(rooms: Mapping[str, NodeCapacity], own: float = 0) -> ClusterCapacity:
+    return ClusterCapacity("cpu-slot", lambda: rooms, own)
 
 
-def wanted(state: State, devices: DevicesOfNodes, number: int, size: int = 1) -> Room:
-    templates = blueprint().with_revision([template("VllmWorker", "aggregated", size, REVISION)])
-    return devices.room(state, templates, [AddWorker("aggregated", "VllmWorker", REVISION)] * number)
+def wanted(state: State, devices: Capacity, number: int, size: int = 1) -> Startable:
+    return devices.startable(state, [template("VllmWorker", "aggregated", size, REVISION)] * number)
 
 
 @given(st.integers(0, 8), st.integers(0, 8), st.floats(0, 8), st.booleans())
 def test_what_is_left_is_what_nobody_holds(size: int, held: int, others: float, virtual: bool) -> None:
     held = min(size, held)
-    left = left_of(NodeRoom(size, others), [((number + 3,), 1.0) for number in range(held)], virtual=virtual)
+    left = left_of(NodeCapacity(size, others), [((number + 3,), 1.0) for number in range(held)], virtual=virtual)
     assert len(left) == size
     assert all(left[number + 3] == 0 for number in range(held))
     assert sum(left.values()) == pytest.approx(max(0.0, size - held - (0 if virtual else others)), abs=1e-4)
 
 
 def test_workers_are_counted_on_all_nodes() -> None:
-    devices = nodes_of({"a": NodeRoom(2), "b": NodeRoom(2, others=1)})
+    devices = nodes_of({"a": NodeCapacity(2), "b": NodeCapacity(2, others=1)})
     state = state_with(("a", (0,), 1.0))
-    assert wanted(state, devices, 2) == Room(2)
+    assert wanted(state, devices, 2) == Startable(2)
     three = wanted(state, devices, 3)
     assert (three.workers, three.shortage) == (
         2,
@@ -69,29 +76,49 @@ def test_workers_are_counted_on_all_nodes() -> None:
 
 
 def test_what_others_hold_is_waited_for_and_no_reason_to_refuse() -> None:
-    assert nodes_of({"a": NodeRoom(2), "b": NodeRoom(2, others=1)}).total() == 4
-    assert nodes_of({"a": NodeRoom(2), "b": NodeRoom(2, others=1)}, own=1).total() == 3
+    assert nodes_of({"a": NodeCapacity(2), "b": NodeCapacity(2, others=1)}).total() == 4
+    assert nodes_of({"a": NodeCapacity(2), "b": NodeCapacity(2, others=1)}, own=1).total() == 3
 
 
 def test_devices_of_one_worker_are_on_one_node() -> None:
-    devices = nodes_of({"a": NodeRoom(2), "b": NodeRoom(2)})
+    devices = nodes_of({"a": NodeCapacity(2), "b": NodeCapacity(2)})
     assert wanted(state_with(), devices, 3, size=2).workers == 2
     assert wanted(state_with(("a", (0,), 1.0)), devices, 2, size=2).workers == 1
     assert wanted(state_with(), devices, 1, size=3).workers == 0
     with pytest.raises(DeviceError, match="chat needs 3 CPU slots on one node of the cluster"):
-        devices.check_free(state_with(), EndpointSpec(name="chat", model="random", gpu=3))
-    devices.check_free(state_with(), EndpointSpec(name="chat", model="random", gpu=2))
+        devices.require(state_with(), "chat", 3, virtual=False)
+    devices.require(state_with(), "chat", 2, virtual=False)
 
 
 def test_mockers_share_devices_with_others() -> None:
-    devices = nodes_of({"a": NodeRoom(1, others=1)})
-    devices.check_free(state_with(), EndpointSpec(name="chat", model="random", engine="mocker"))
+    devices = nodes_of({"a": NodeCapacity(1, others=1)})
+    devices.require(state_with(), "chat", 1, virtual=True)
     with pytest.raises(DeviceError, match="on one node of the cluster"):
-        devices.check_free(state_with(), EndpointSpec(name="chat", model="random"))
+        devices.require(state_with(), "chat", 1, virtual=False)
+
+
+def test_a_machine_has_what_is_neither_taken_nor_gone() -> None:
+    slots, gone = cpu_slots([0], 3), {2: "offline"}
+    devices = MachineCapacity(slots, MachineFacts(gone=lambda _: gone))
+    state = claim(
+        empty_state(), Watcher(NAMESPACE, "VllmWorker"), role="aggregated", cmd="run", devices=(0,), share=0.5
+    )
+    assert devices.left(state) == {0: 0.5, 1: 1.0}
+    assert (devices.total(), devices.ids(state.components["dynamo_VllmWorker"])) == (3, (0,))
+    two = wanted(state, devices, 2)
+    assert two.workers == 1
+    assert "VllmWorker needs 1 device, 0 of 3 CPU slots are free; CPU slot 2 is gone (offline)" in two.shortage
+    # One of those that stay would do for one worker, whoever ends, and not for one of this size.
+    assert two.gone == ""
+    assert "VllmWorker needs 3 devices" in wanted(state, devices, 1, size=3).gone
+    with pytest.raises(DeviceError, match="chat needs 2 devices, 1 of 3 CPU slots is free"):
+        devices.require(state, "chat", 2, virtual=False)
+    worker = state_with(("local", (0, 2), 1.0)).components["dynamo_chat@1_VllmWorker"]
+    assert (devices.why_off(None), devices.why_off(worker)) == ("", "CPU slot 2 is gone (offline)")
 
 
 def test_ids_stay_the_same_when_nodes_come_and_go() -> None:
-    rooms = {"b": NodeRoom(2)}
+    rooms = {"b": NodeCapacity(2)}
     devices = nodes_of(rooms)
     state = state_with(("b", (1,), 0.5), ("a", (0,), 1.0))
     on_b, on_a = (entry for entry in state.components.values() if entry.holds)
@@ -99,7 +126,7 @@ def test_ids_stay_the_same_when_nodes_come_and_go() -> None:
     assert [devices.free(state)[device] for device in before] == [0.5]
     # What a node that is gone has had is nowhere.
     assert devices.ids(on_a) == ()
-    rooms["a"] = NodeRoom(1)
+    rooms["a"] = NodeCapacity(1)
     assert devices.ids(on_b) == before
     assert devices.free(state)[devices.ids(on_a)[0]] == 0
     del rooms["b"]
@@ -108,13 +135,13 @@ def test_ids_stay_the_same_when_nodes_come_and_go() -> None:
 
 
 def test_devices_know_their_node_and_those_of_a_node_that_runs_nothing_are_not_free() -> None:
-    rooms = {"a": NodeRoom(1), "b": NodeRoom(2)}
+    rooms = {"a": NodeCapacity(1), "b": NodeCapacity(2)}
     devices = nodes_of(rooms)
     assert [devices.node(device) for device in devices.free(state_with())] == ["a", "b", "b"]
-    rooms["a"] = NodeRoom(1, is_failing=True)
+    rooms["a"] = NodeCapacity(1, is_failing=True)
     assert [devices.node(device) for device in devices.free(state_with())] == ["b", "b"]
     # If there is no other, it is tried there again.
-    assert wanted(state_with(), devices, 3) == Room(3)
+    assert wanted(state_with(), devices, 3) == Startable(3)
 
 
 def test_nodes_that_several_threads_see_first_have_ids_of_their_own() -> None:
@@ -127,7 +154,7 @@ def test_nodes_that_several_threads_see_first_have_ids_of_their_own() -> None:
             both.wait()
             return super().setdefault(node, number)
 
-    devices = nodes_of({"a": NodeRoom(1), "b": NodeRoom(1)})
+    devices = nodes_of({"a": NodeCapacity(1), "b": NodeCapacity(1)})
     devices._numbers = Slow()
     entries = [entry for entry in state_with(("a", (0,), 1.0), ("b", (0,), 1.0)).components.values() if entry.holds]
     with ThreadPoolExecutor(2) as pool:
@@ -155,8 +182,8 @@ def test_what_others_hold_is_what_is_neither_free_nor_ours() -> None:
         "a": ClusterNode("a", is_alive=True, devices=4, free=1.5),
         "b": ClusterNode("b", is_alive=False, devices=4, free=4),
     }
-    rooms = rooms_of(nodes, state_with(("a", (0,), 1.0), ("b", (0,), 1.0)))
-    assert rooms == {"a": NodeRoom(4, 1.5)}
+    rooms = capacity_of_nodes(nodes, state_with(("a", (0,), 1.0), ("b", (0,), 1.0)))
+    assert rooms == {"a": NodeCapacity(4, 1.5)}
     assert device_count(rooms.values()) == 2.5
 
 

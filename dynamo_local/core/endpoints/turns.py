@@ -1,20 +1,4 @@
-"""Turns of endpoints on devices that are fewer than they. Pure.
-
-An endpoint that is asked for and has no worker waits for devices. Whoever has waited longest comes first, and gets
-devices in this order: those that are free; those of endpoints without a request, the least recently used first; those
-of endpoints whose turn is over, the longest turn first. Minimums of workers are never touched, and nobody yields more
-workers than somebody needs.
-
-An endpoint with requests keeps its devices for a turn, and beyond it while nobody waits. After its turn it takes no new
-requests, which are held and wait in their turn; those that run finish, and then its workers end. An endpoint without
-requests yields at once, its turn over or not, but for a short pause, in which a client that asks one question after
-another has the time for its next one.
-
-Endpoints that a schedule keeps awake (`kept`) wait for nobody's turn: such an endpoint gets what is free, or what
-nobody has used for a whole turn, and is the last to yield of those without a request.
-
-The longest wait follows from this: `longest_wait_s`.
-"""
+"""Endpoints that share devices, as the turns see them, and the limits of a turn. Pure."""
 
 from __future__ import annotations
 
@@ -23,9 +7,61 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dynamo_local.core.endpoints.turns.contenders import Claim, Contender, Limits
-from dynamo_local.core.endpoints.turns.placing import Room, less, more, placed
-from dynamo_local.core.shares import fits, share_of
+from dynamo_local.core.shares import Left, fits, less, more, placed, share_of
+
+TURN_S = 30.0
+"""How long an endpoint with requests keeps its devices while others wait for them."""
+
+
+PAUSE_S = 0.2
+"""How long an endpoint may be without a request within its turn before it yields."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`turn_s` and `pause_s` in seconds: see TURN_S and PAUSE_S."""
+
+    turn_s: float = TURN_S
+    pause_s: float = PAUSE_S
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A worker, by the name of its watcher, and what it has of each of its devices."""
+
+    worker: str
+    devices: tuple[int, ...]
+    share: float = 1.0
+    prefill: bool = False
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An endpoint now. Times are of one clock, in seconds.
+
+    `workers`: those that are present (starting, ready or parked) in the order in which they are kept; `ending`: those
+    whose devices become free in a moment. `least`, `least_prefill`: minimums. `running`: requests under way, without
+    those that are held; None if a frontend does not say. `idle_since`: when it had its last request, or became ready;
+    None while it has one, held or running. `turn_since`: when its first worker became ready; None before.
+    `needs`: amounts of devices of the workers that it lacks to serve a request, while no worker of it is present;
+    `waits_since`: since when somebody waits for them, a request or its owner; None if nobody does. `kept`: a schedule
+    keeps it awake.
+    """
+
+    name: str
+    workers: tuple[Claim, ...] = ()
+    ending: tuple[Claim, ...] = ()
+    least: int = 0
+    least_prefill: int = 0
+    running: int | None = 0
+    idle_since: float | None = None
+    turn_since: float | None = None
+    needs: tuple[float, ...] = ()
+    waits_since: float | None = None
+    kept: bool = False
+
+
+# Turns of endpoints on devices that are fewer than they. Pure.
 
 _LIMITS = Limits()
 
@@ -77,10 +113,10 @@ def longest_wait_s(others: int, limits: Limits, longest_request_s: float, start_
     return others * (limits.turn_s + longest_request_s + start_s) + longest_request_s + start_s
 
 
-def take_turns(contenders: Iterable[Contender], free: Room, now: float, limits: Limits = _LIMITS) -> Turns:
+def take_turns(contenders: Iterable[Contender], free: Left, now: float, limits: Limits = _LIMITS) -> Turns:
     """Decide who yields to whom. `free`: what is left of each device, of which nobody's worker has a claim."""
     by_name = {each.name: each for each in contenders}
-    room: Room = dict(free)
+    room: Left = dict(free)
     for claim in (claim for each in by_name.values() for claim in each.ending):
         room = more(room, claim.devices, claim.share)
     units = sorted(units_of(by_name.values(), now, limits), key=lambda unit: unit.key)
@@ -97,8 +133,8 @@ class _Round:
 
     now: float
     limits: Limits
-    free: Room
-    room: Room
+    free: Left
+    room: Left
     units: list[Unit]
     yields: list[Yield] = field(default_factory=list)
     reserved: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -218,7 +254,7 @@ class Unit:
     def workers(self) -> tuple[str, ...]:
         return tuple(claim.worker for claim in self.claims)
 
-    def returned(self, room: Room) -> Room:
+    def returned(self, room: Left) -> Left:
         """The room once these workers have ended."""
         for claim in self.claims:
             room = more(room, claim.devices, claim.share)
@@ -261,7 +297,7 @@ def _standing(each: Contender, now: float, limits: Limits) -> tuple[Rank, float,
     return 2, turn_ends, turn_ends
 
 
-def needed_of(room: Room, units: Sequence[Unit], amounts: Sequence[float]) -> list[Unit] | None:
+def needed_of(room: Left, units: Sequence[Unit], amounts: Sequence[float]) -> list[Unit] | None:
     """The units that must yield so that workers of these amounts fit, the first ones in order; None if not even all of
     them are enough."""
     taken: list[Unit] = []
@@ -284,7 +320,7 @@ def _is_whole(taken: Sequence[Unit], units: Iterable[Unit]) -> bool:
     return all(unit in taken for unit in units if unit.of.name in ended)
 
 
-def room_with(room: Room, units: Iterable[Unit]) -> Room:
+def room_with(room: Left, units: Iterable[Unit]) -> Left:
     for unit in units:
         room = unit.returned(room)
     return room

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from benchmarks.endpoints.turn_bounds import least_swaps
 from benchmarks.endpoints.turn_world import Arrival, World
-from dynamo_local.core.endpoints.turns.contenders import Claim, Contender, Limits
-from dynamo_local.core.endpoints.turns.placing import Room, less, more, on_node, placed
-from dynamo_local.core.endpoints.turns.turns import Turns, longest_wait_s, take_turns
-from dynamo_local.core.shares import fits
+from dynamo_local.core.endpoints.turns import Claim, Contender, Limits, Turns, longest_wait_s, take_turns
+from dynamo_local.core.shares import Left, fits, less, more, on_node, placed
 
 NOW = 1000.0
 LIMITS = Limits(turn_s=30, pause_s=0.2)
@@ -223,7 +221,7 @@ def test_what_is_reserved_fits(drawn: tuple[list[Contender], dict[int, float]]) 
     assert_fit(found, turns, room, {each.to for each in turns.yields} | (turns.reserved.keys() - turns.waits.keys()))
 
 
-def assert_fit(found: list[Contender], turns: Turns, room: Room, names: Collection[str]) -> None:
+def assert_fit(found: list[Contender], turns: Turns, room: Left, names: Collection[str]) -> None:
     for each in (each for each in found if each.name in names):
         for device in turns.reserved[each.name]:
             assert fits(1 - room[device], min(*each.needs, 1.0))

@@ -1,1 +1,0 @@
-"""What is done next for one endpoint, by what is ordered of it and what is observed. Pure."""

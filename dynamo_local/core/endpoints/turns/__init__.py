@@ -1,1 +1,0 @@
-"""Turns of endpoints on devices that are fewer than they. Pure."""
