@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from dynamo_local.core.errors import DeviceError, DynamoError, SupervisorError
 from dynamo_local.core.names import Watcher
-from dynamo_local.supervisor.places.books import Books
+from dynamo_local.supervisor.places.local import Books
 from dynamo_local.supervisor.places.port import Need, Places, Reservation
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from state.statefile.transitions import add_template, claim, release

@@ -185,7 +185,7 @@ class Subjects:
         return f"{self._root}.parking.{lease}"
 
     def node(self, node: str) -> str:
-        """Orders and questions to the node server of a node (supervisor/places/messages.py; request and answer)."""
+        """Orders and questions to the node server of a node (supervisor/places/far.py; request and answer)."""
         return f"{self._server}.node.{node}"
 
     @property

@@ -24,7 +24,7 @@ from dynamo_local.supervisor.actuator.changes import Ports
 from dynamo_local.supervisor.admin.asked import AskedServer
 from dynamo_local.supervisor.admin.watchers import RoleWish, change_role
 from dynamo_local.supervisor.circus.client import CircusClient
-from dynamo_local.supervisor.places.books import Books
+from dynamo_local.supervisor.places.local import Books
 from dynamo_local.supervisor.places.port import Places
 from dynamo_local.supervisor.server.machinery import Machinery
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce

@@ -34,8 +34,7 @@ from dynamo_local.core.fleet.view import WORKER_ROLES, last_answering
 from dynamo_local.core.names import LOCAL_NODE
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker, Restart
 from dynamo_local.core.shares import fits, shown_devices, summed
-from dynamo_local.supervisor.places.books import Books
-from dynamo_local.supervisor.places.local import reserve_here
+from dynamo_local.supervisor.places.local import Books, reserve_here
 from dynamo_local.supervisor.places.port import Need, Places, Status
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, is_worker, worker_of
 from dynamo_local.supervisor.server.launch.plan import plan_watcher

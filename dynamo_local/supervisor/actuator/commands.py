@@ -36,7 +36,7 @@ from dynamo_local.supervisor.actuator.changes import claim_worker, devices_held
 from dynamo_local.supervisor.control.api import Orders
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, is_worker, worker_of
 from dynamo_local.supervisor.server.reports.report import Report
-from dynamo_local.supervisor.upkeep.holders import held_by_others
+from dynamo_local.supervisor.upkeep.devices import held_by_others
 from state.devices.allocation import held_by, noun
 from state.machine.processes import alive, start_time
 from state.statefile.model import Component, Owner, State

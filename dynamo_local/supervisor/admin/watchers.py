@@ -29,7 +29,7 @@ from dynamo_local.supervisor.admin.asked import NO_ANSWER, AskedServer, ask
 from dynamo_local.supervisor.circus.client import ACTIVE
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from dynamo_local.supervisor.server.reports.progress import described
-from dynamo_local.supervisor.upkeep.holders import held_by_others
+from dynamo_local.supervisor.upkeep.devices import held_by_others
 from dynamo_local.tasks import finish_in_thread
 from state.devices.allocation import holder_lines
 from state.statefile.model import Component

@@ -1,6 +1,6 @@
 """`python -m dynamo_local.supervisor.circus.adopted PID START_TIME -- COMMAND ARG...`: stands for a running process.
 
-A new circusd (daemon_restarts.py) cannot become the parent of processes that the previous one started. For each of them
+A new circusd (daemon.py) cannot become the parent of processes that the previous one started. For each of them
 it starts this program. While the process PID that started at START_TIME (ticks since boot) lives, this program passes
 signals on to it, and ends as it ends. If it is dead, COMMAND is run instead; the same happens when circus starts the
 watcher again later.

@@ -4,7 +4,7 @@ circusd runs one state-changing command at a time and refuses others meanwhile (
 client sends one command after the other, and repeats a refused one until its deadline. circusd answers "ok" to an `add`
 whose program cannot be started: only the status tells whether a process runs.
 
-When circusd dies, another one takes its place, with all its watchers and at the same endpoint (daemon_restarts.py). The
+When circusd dies, another one takes its place, with all its watchers and at the same endpoint (daemon.py). The
 client then sends the command again, so all commands can be repeated without harm.
 """
 
@@ -14,18 +14,82 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import msgspec
 import zmq
+import zmq.asyncio
 
 from dynamo_local.core.errors import SupervisorError
+from dynamo_local.core.process.restarts import CircusDeadlines
 from dynamo_local.supervisor.circus.adopted import living_process
-from dynamo_local.supervisor.circus.silence import CircusSilence
-from dynamo_local.supervisor.circus.socket import CircusSocket
 from dynamo_local.supervisor.circus.watchers import WatcherSpec
+from dynamo_local.supervisor.server.reports.report import Report
+
+# A connection to one of circusd's endpoints.
+
+_RECONNECT_MS = 20
+
+
+class CircusSocket:
+    """A zmq socket that connects to circusd, and to its replacement when circusd dies.
+
+    Use as an async context manager.
+    """
+
+    def __init__(self, endpoint: str, kind: int) -> None:
+        self._endpoint = endpoint
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(kind)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+
+    async def __aenter__(self) -> Self:
+        self._socket.connect(self._endpoint)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+# Reports that circusd does not answer, and has it killed when that lasts too long.
+
+
+@dataclass
+class CircusSilence:
+    """The silence towards one client. `kill` ends circusd; None in processes that only use it."""
+
+    report: Report
+    deadlines: CircusDeadlines = field(default_factory=CircusDeadlines)
+    kill: Callable[[], None] | None = None
+    _reported_s: float | None = field(default=None, init=False)
+    _gave_up: bool = field(default=False, init=False)
+
+    def lasts(self, silent_s: float) -> None:
+        """Note that circusd has not answered for so long."""
+        if self._gave_up:
+            return
+        if self.kill is not None and self.deadlines.give_up(silent_s):
+            self._gave_up = True
+            self.report.step(f"circusd has not answered for {silent_s:.0f} s; it is killed")
+            self.kill()
+        elif self.deadlines.report(silent_s, self._reported_s):
+            self._reported_s = silent_s
+            self.report.step(f"circusd has not answered for {silent_s:.0f} s; retrying")
+
+    def ends(self) -> None:
+        """Note that circusd has answered, or that another one has replaced it."""
+        if self._reported_s is not None and not self._gave_up:
+            self.report.step("circusd answers again")
+        self._reported_s, self._gave_up = None, False
+
 
 _CONFLICT_ERRNO = 5
 _CONFLICT_PAUSE_S = 0.05
@@ -179,3 +243,64 @@ class CircusClient(CircusSocket):
 
 def _describe(command: str, properties: Mapping[str, Any]) -> str:
     return f"{command} {properties['name']}" if "name" in properties else command
+
+
+# circusd's events: which process was started, which ended, and with which exit code.
+
+_REAP = "reap"
+_SPAWN = "spawn"
+
+
+@dataclass(frozen=True)
+class ProcessEnded:
+    """A watcher's process was reaped. `exit_code` is negative for a signal, None if circusd does not know it.
+
+    `watcher` is in lower case, as circus spells it.
+    """
+
+    watcher: str
+    pid: int
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
+class ProcessBegan:
+    """A watcher's process was started. `watcher` is in lower case, as circus spells it."""
+
+    watcher: str
+    pid: int
+
+
+class _Event(msgspec.Struct):
+    process_pid: int
+    exit_code: int | None = None
+
+
+class EventStream(CircusSocket):
+    """Receives events from the moment at which it is entered. Use as an async context manager."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(endpoint, zmq.SUB)
+        self._socket.setsockopt(zmq.SUBSCRIBE, b"watcher.")
+
+    async def next(self) -> ProcessBegan | ProcessEnded:
+        """Wait for the next process that begins or ends."""
+        while True:
+            topic, payload, *_ = await self._socket.recv_multipart()
+            event = parse_event(topic, payload)
+            if event is not None:
+                return event
+
+
+def parse_event(topic: bytes, payload: bytes) -> ProcessBegan | ProcessEnded | None:
+    """The event if a process began or ended; None for all other events."""
+    parts = topic.decode(errors="replace").split(".")
+    if len(parts) != 3 or parts[2] not in (_REAP, _SPAWN):
+        return None
+    try:
+        event = msgspec.json.decode(payload, type=_Event)
+    except msgspec.DecodeError:
+        return None
+    if parts[2] == _SPAWN:
+        return ProcessBegan(parts[1], event.process_pid)
+    return ProcessEnded(parts[1], event.process_pid, event.exit_code)

@@ -15,7 +15,7 @@ from dynamo_local.core.http.json_text import as_line
 from dynamo_local.core.messages.events import PASSING_KINDS, TOLD_KINDS
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.supervisor.control.api import EventStream
-from dynamo_local.supervisor.places.messages import MOST_LOG_LINES
+from dynamo_local.supervisor.places.far import MOST_LOG_LINES
 from dynamo_local.supervisor.places.port import Places
 from dynamo_local.supervisor.server.reports.event_log import NOW, Recent, RecentEvents
 

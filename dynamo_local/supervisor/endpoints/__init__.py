@@ -4,10 +4,10 @@
     controller.py    takes orders, and has a task for each endpoint
     orders.py        checks orders and writes them into the registry
     kept_registry.py the registry in memory and on disk
-    endpoint.py      an endpoint: looks, asks core/endpoints/rollout what is next, and has it carried out
+    endpoint.py      an endpoint: looks, asks core/endpoints/rollout.py what is next, and has it carried out
     revisions/       a revision of it: launched, started, observed, parked and ended
-    awake/           whether it is awake: its use, orders, schedules and forecasts
-    turns/           who yields its devices to whom, by core/endpoints/turns
+    awake.py         whether it is awake: its use, orders, schedules and forecasts
+    turns.py         who yields its devices to whom, by core/endpoints/turns.py
     record.py        what is done to endpoints, for the event log, the planner's recorders and commands
     board.py         what frontends are told to serve
 

@@ -20,7 +20,7 @@ from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.changes import template_of
 from dynamo_local.supervisor.endpoints.adapters import AdapterFolders, AdaptersOfBase
-from dynamo_local.supervisor.endpoints.awake.keeping import KeptUsage
+from dynamo_local.supervisor.endpoints.awake import KeptUsage
 from dynamo_local.supervisor.endpoints.board import BoardWriter
 from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
 from dynamo_local.supervisor.endpoints.endpoint_tools import EndpointTools
@@ -29,11 +29,11 @@ from dynamo_local.supervisor.endpoints.orders import Orders
 from dynamo_local.supervisor.endpoints.record import EndpointRecord
 from dynamo_local.supervisor.endpoints.revisions.files import RevisionFiles
 from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher
-from dynamo_local.supervisor.endpoints.revisions.memory_room import MemoryRoom
+from dynamo_local.supervisor.endpoints.revisions.memory import MemoryRoom
 from dynamo_local.supervisor.endpoints.revisions.observing import RevisionWatch
 from dynamo_local.supervisor.endpoints.revisions.parking import Parking
 from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
-from dynamo_local.supervisor.endpoints.turns.turning import TurnKeeper, TurnPorts
+from dynamo_local.supervisor.endpoints.turns import TurnKeeper, TurnPorts
 from dynamo_local.supervisor.places.capacity import Capacity, MachineFacts, Startable
 from dynamo_local.supervisor.server.adapter_rooms import on_cpu
 from dynamo_local.supervisor.server.controlled import ControlledServer

@@ -1,5 +1,5 @@
-"""Brings one endpoint to what is ordered of it: observes its revisions, asks core/endpoints/rollout for the next
-steps, and has its revisions carry them out."""
+"""Brings one endpoint to what is ordered of it: observes its revisions, asks core/endpoints/rollout.py for the
+next steps, and has its revisions carry them out."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointStatus, ServedAdapter
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import Revision
-from dynamo_local.supervisor.endpoints.awake.idleness import Idleness
-from dynamo_local.supervisor.endpoints.awake.keeping import Keeping, Kept
+from dynamo_local.supervisor.endpoints.awake import Idleness, Keeping, Kept
 from dynamo_local.supervisor.endpoints.endpoint_tools import EndpointTools
 from dynamo_local.supervisor.endpoints.revisions.observing import revisions_of
 from dynamo_local.supervisor.endpoints.revisions.revision import RevisionRun
-from dynamo_local.supervisor.endpoints.turns.turn import Turn, may_start, running
+from dynamo_local.supervisor.endpoints.turns import Turn, may_start, running
 from dynamo_local.supervisor.places.capacity import Startable
 from dynamo_local.supervisor.server.reports.report import ReportOnce
 from state.statefile.model import State

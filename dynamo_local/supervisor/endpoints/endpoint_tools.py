@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.planning.actions import AddWorker
-from dynamo_local.supervisor.endpoints.awake.keeping import KeptUsage
+from dynamo_local.supervisor.endpoints.awake import KeptUsage
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
 from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
 from dynamo_local.supervisor.places.capacity import Startable

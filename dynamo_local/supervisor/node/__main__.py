@@ -1,6 +1,6 @@
 """`python -m dynamo_local.supervisor.node [--state-dir DIR] [--watch-pid PID] < ORDER`: a node server (server.py).
 
-ORDER is JSON (order.py). Prints `ready` once it answers; errors are one line on stderr that starts with `error:`, and
+ORDER is JSON (head.py). Prints `ready` once it answers; errors are one line on stderr that starts with `error:`, and
 the exit status is that of the error. Dies with its parent, and its processes with it.
 """
 
@@ -18,7 +18,7 @@ def main() -> int:
     die_as_environment_says()
     circusd = CircusAhead.launch(os.environ)
     # The other core, if there is one, has half a second of imports less to wait for.
-    from dynamo_local.supervisor.node.run import run
+    from dynamo_local.supervisor.node.server import run
 
     return run(circusd)
 

@@ -2,38 +2,192 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.subscriptions import Answer, Subscription
 from dynamo_local.core import codec
-from dynamo_local.core.errors import BusError, DecodeError, SilentNodeError
-from dynamo_local.core.names import Watcher
-from dynamo_local.supervisor.places.messages import (
-    MOST_LOG_LINES,
-    Done,
-    EndOrder,
-    ErrorAnswer,
-    ErrorQuestion,
-    GraphOrder,
-    LogQuestion,
-    PlacesAnswer,
-    PlacesQuestion,
-    PlacesReply,
-    Refused,
-    ReleaseOrder,
-    Reserved,
-    ReserveOrder,
-    StartOrder,
-    StatusesAnswer,
-    StatusesQuestion,
-    error_of,
+from dynamo_local.core.codec import VERSION
+from dynamo_local.core.errors import (
+    BusError,
+    ConfigError,
+    DecodeError,
+    DeviceError,
+    DynamoError,
+    NodeStartError,
+    SilentNodeError,
+    StateError,
+    SupervisorError,
+    UsageError,
+    one_line,
 )
-from dynamo_local.supervisor.places.port import LogPart, Need, Place, Reservation, Status
+from dynamo_local.core.names import Watcher, check_watcher
+from dynamo_local.supervisor.places.port import LogPart, Need, Place, Places, Reservation, Status
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
+from dynamo_local.tasks import TaskGuard
+
+# Messages between those who decide what runs and the places where it runs (port.py).
+
+MOST_LOG_LINES = 1000
+MOST_LOG_BYTES = 256 * 1024
+
+_ERRORS = (DeviceError, StateError, ConfigError, UsageError, SilentNodeError, NodeStartError, SupervisorError)
+"""The classes that are told apart at the other end. The first that fits is named."""
+
+_Lines = Annotated[int, msgspec.Meta(ge=1, le=MOST_LOG_LINES)]
+
+
+class PlacesQuestion(msgspec.Struct, frozen=True, tag="places"):
+    """Question for the places that answer."""
+
+    v: int = VERSION
+
+
+class ReserveOrder(msgspec.Struct, frozen=True, tag="reserve"):
+    """Order to reserve what a watcher's process needs."""
+
+    watcher: Watcher
+    need: Need
+    v: int = VERSION
+
+    def __post_init__(self) -> None:
+        check_watcher(self.watcher)
+
+
+class StartOrder(msgspec.Struct, frozen=True, tag="start"):
+    """Order to start a process on what is reserved. A node server plans command and environment itself."""
+
+    plan: WatcherPlan
+    v: int = VERSION
+
+
+class EndOrder(msgspec.Struct, frozen=True, tag="end"):
+    """Order to end a watcher's process, and to kill it after so many seconds."""
+
+    watcher: str
+    deadline_s: float
+    v: int = VERSION
+
+
+class ReleaseOrder(msgspec.Struct, frozen=True, tag="release"):
+    """Order to free what is reserved for a watcher."""
+
+    watcher: str
+    v: int = VERSION
+
+
+class StatusesQuestion(msgspec.Struct, frozen=True, tag="statuses"):
+    """Question for the status of every watcher."""
+
+    v: int = VERSION
+
+
+class ErrorQuestion(msgspec.Struct, frozen=True, tag="error"):
+    """Question for the error in which a watcher's last process ended."""
+
+    watcher: str
+    v: int = VERSION
+
+
+class LogQuestion(msgspec.Struct, frozen=True, omit_defaults=True, tag="log"):
+    """Question for the last lines of a watcher's log, of those `after` that offset in bytes if one is given."""
+
+    watcher: str
+    lines: _Lines
+    after: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    v: int = VERSION
+
+
+class GraphOrder(msgspec.Struct, frozen=True, tag="graph"):
+    """Tells a node server the resolved graph, as JSON, of an endpoint's revision whose workers it is about to start."""
+
+    revision: str
+    graph: bytes
+    v: int = VERSION
+
+
+PlacesRequest = (
+    PlacesQuestion
+    | ReserveOrder
+    | StartOrder
+    | EndOrder
+    | ReleaseOrder
+    | StatusesQuestion
+    | ErrorQuestion
+    | LogQuestion
+    | GraphOrder
+)
+
+
+class PlacesAnswer(msgspec.Struct, frozen=True, tag="places"):
+    """The places that answer, by node."""
+
+    places: Mapping[str, Place]
+    v: int = VERSION
+
+
+class Reserved(msgspec.Struct, frozen=True, tag="reserved"):
+    """What is reserved now."""
+
+    reservation: Reservation
+    v: int = VERSION
+
+
+class StatusesAnswer(msgspec.Struct, frozen=True, tag="statuses"):
+    """Status of every watcher."""
+
+    statuses: Mapping[str, Status]
+    v: int = VERSION
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True, tag="error"):
+    """The error in which a watcher's last process ended."""
+
+    error: str | None
+    v: int = VERSION
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """The order is carried out."""
+
+    v: int = VERSION
+
+
+class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):
+    """The order was not carried out. `error`: name of the class in the tree of errors."""
+
+    error: str
+    cause: str
+    remedy: str | None = None
+    v: int = VERSION
+
+
+PlacesReply = PlacesAnswer | Reserved | StatusesAnswer | ErrorAnswer | LogPart | Done | Refused
+
+
+def refusal(error: DynamoError) -> Refused:
+    """An error as a message."""
+    kind = next((kind for kind in _ERRORS if isinstance(error, kind)), SupervisorError)
+    return Refused(kind.__name__, error.cause, error.remedy)
+
+
+def error_of(refused: Refused) -> DynamoError:
+    """Inverse of `refusal`."""
+    kinds = {kind.__name__: kind for kind in _ERRORS}
+    return kinds.get(refused.error, SupervisorError)(refused.cause, refused.remedy)
+
+
+class HeadBeat(msgspec.Struct, frozen=True):
+    """Tells node servers that the server that has started them lives. `server`: its id, a new one at each start."""
+
+    server: str
+    v: int = VERSION
+
 
 _M = TypeVar("_M")
 
@@ -97,3 +251,70 @@ class FarPlaces:
         if not isinstance(answer, kind):
             raise SilentNodeError(f"{self.who} does not answer as asked")
         return answer
+
+
+# Answers the orders that come to a node server over the bus.
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PlacesService:
+    """Serves places on a subject. `learn(revision, graph)`: takes the graph of an endpoint's revision."""
+
+    places: Places
+    tasks: TaskGuard
+    learn: Callable[[str, bytes], Awaitable[None]]
+
+    async def serve(self, bus: Bus, subject: str) -> Subscription:
+        """Answer until the bus closes or the subscription ends. Each order is carried out in a task of its own."""
+
+        async def on_request(request: PlacesRequest, answer: Answer) -> None:
+            self.tasks.spawn(f"order {type(request).__name__}", self._answered(request, answer))
+
+        return await bus.serve(subject, PlacesRequest, on_request)
+
+    async def _answered(self, request: PlacesRequest, answer: Answer) -> None:
+        try:
+            reply = await self._carried_out(request)
+        except DynamoError as error:
+            reply = refusal(error)
+        except Exception as error:  # noqa: BLE001 - an order that fails in a new way is no reason to end all that runs
+            _log.exception("an order has failed: %s", type(request).__name__)
+            reply = refusal(SupervisorError(f"{type(error).__name__}: {one_line(error)}", "see the log"))
+        await answer.send(reply)
+
+    async def _carried_out(self, request: PlacesRequest) -> msgspec.Struct:
+        match request:
+            case PlacesQuestion():
+                return PlacesAnswer(await self.places.places())
+            case StatusesQuestion():
+                return StatusesAnswer(await self.places.statuses())
+            case ReserveOrder():
+                return Reserved(await self.places.reserve(request.watcher, request.need))
+            case ErrorQuestion(watcher=watcher):
+                return ErrorAnswer(await self.places.last_error(watcher))
+            case LogQuestion(watcher=watcher, lines=lines, after=after):
+                part = await self.places.log(watcher, lines, after)
+                return LogPart(_bounded(part.lines), part.end)
+            case StartOrder(plan=plan):
+                await self.places.start(plan)
+            case EndOrder(watcher=watcher, deadline_s=deadline_s):
+                await self.places.end(watcher, deadline_s)
+            case ReleaseOrder(watcher=watcher):
+                await self.places.release(watcher)
+            case GraphOrder(revision=revision, graph=graph):
+                await self.learn(revision, graph)
+        return Done()
+
+
+def _bounded(lines: Sequence[str]) -> tuple[str, ...]:
+    """The last of the lines that fit into a message."""
+    kept: list[str] = []
+    room = MOST_LOG_BYTES
+    for line in reversed(lines):
+        room -= len(line.encode(errors="replace")) + 1
+        if room < 0:
+            break
+        kept.append(line)
+    return tuple(reversed(kept))

@@ -19,16 +19,12 @@ from dynamo_local.core.process.restarts import RestartLimits
 from dynamo_local.process.ancestry import adopt_orphans
 from dynamo_local.process.death_pipe import DeathPipe
 from dynamo_local.supervisor.circus.ahead import CircusAhead
-from dynamo_local.supervisor.circus.client import CircusClient
-from dynamo_local.supervisor.circus.daemon_restarts import CircusRestarts
+from dynamo_local.supervisor.circus.client import CircusClient, EventStream
+from dynamo_local.supervisor.circus.daemon import CircusRestarts, CircusTakeover
 from dynamo_local.supervisor.circus.drain import Drain, Watched
-from dynamo_local.supervisor.circus.events import EventStream
 from dynamo_local.supervisor.circus.process_registry import Registration, StateRegistry
-from dynamo_local.supervisor.circus.takeover import CircusTakeover
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
-from dynamo_local.supervisor.places.books import Books
-from dynamo_local.supervisor.places.local import LocalPlaces
-from dynamo_local.supervisor.places.machine import CircusWatchers
+from dynamo_local.supervisor.places.local import Books, CircusWatchers, LocalPlaces
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
@@ -39,8 +35,7 @@ from dynamo_local.supervisor.server.run_directory import RunDirectory
 from dynamo_local.supervisor.server.settings import ServerSettings
 from dynamo_local.supervisor.upkeep.cpu_affinity import CpuAffinity
 from dynamo_local.supervisor.upkeep.devices import DeviceHolding, DeviceHolds
-from dynamo_local.supervisor.upkeep.disk import DiskUpkeep
-from dynamo_local.supervisor.upkeep.files import ServerFiles
+from dynamo_local.supervisor.upkeep.files import DiskUpkeep, ServerFiles
 from dynamo_local.supervisor.upkeep.orphans import Reaper
 from dynamo_local.supervisor.upkeep.restarter import Restarter
 from dynamo_local.tasks import TaskGuard, unless

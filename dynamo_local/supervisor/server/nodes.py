@@ -19,16 +19,13 @@ from dynamo_local.core.planning.actions import AddWorker, DeviceLimits
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.actuator.actuators import Actuators, Reconciler
 from dynamo_local.supervisor.actuator.changes import need_of
-from dynamo_local.supervisor.node.order import NodeOrder, installed_versions
-from dynamo_local.supervisor.node.silence import beat_apart
-from dynamo_local.supervisor.places.books import Books
+from dynamo_local.supervisor.node.head import NodeOrder, beat_apart, installed_versions
 from dynamo_local.supervisor.places.capacity import NodeCapacity, device_count, kind_of
 from dynamo_local.supervisor.places.cluster import ClusterNode, ClusterRecord
-from dynamo_local.supervisor.places.clustered import ClusterPlaces, Seen
+from dynamo_local.supervisor.places.clustered import ClusterPlaces, Seen, Slots
 from dynamo_local.supervisor.places.environments import connect
 from dynamo_local.supervisor.places.far import FarPlaces
-from dynamo_local.supervisor.places.local import LocalPlaces
-from dynamo_local.supervisor.places.slots import Slots
+from dynamo_local.supervisor.places.local import Books, LocalPlaces
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.machinery import Machinery
 from dynamo_local.supervisor.server.node_keeper import NodeKeeper

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 from dynamo_local.core.beats import until_beat
 from dynamo_local.core.errors import DeviceError, NotRunningError, StateError
+from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from dynamo_local.supervisor.server.launch.plan import plan_services
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
 from state.devices.allocation import Inventory
@@ -34,10 +35,11 @@ from state.devices.holding import (
 )
 from state.statefile.model import State
 from state.statefile.store import StateStore
+from state.statefile.transitions import taken
 
 if TYPE_CHECKING:
-    # For types alone: commands such as `dynamo ps` import this module, and need none of what a start imports.
     from dynamo_local.supervisor.server.launch.launch import Launch
+
 
 _EVERY_S = 1.0
 _RETRY_S = 0.1
@@ -183,3 +185,14 @@ class DeviceHolding:
 
 def _holder(names: Names, name: str) -> str:
     return str(holder_of(names, name, names.bound()) or Holder())
+
+
+# Devices of this machine that other servers hold, as a running server sees them.
+
+
+def held_by_others(blueprint: Blueprint, state: State) -> dict[int, str]:
+    """Devices that others hold, each with its holder; empty if all workers are virtual. Blocks as `held_elsewhere`."""
+    if all(template.virtual for template in blueprint.workers):
+        return {}
+    found = held_elsewhere(blueprint.inventory, state.owner.pid, taken(state))
+    return {device_id: str(holder) for device_id, holder in found.items()}

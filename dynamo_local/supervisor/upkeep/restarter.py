@@ -19,9 +19,8 @@ from dynamo_local.core.errors import ConfigError, NotRunningError, StateError, S
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.process.restarts import GiveUp, LifeRecord, Restart, RestartLimits, became_ready, died
-from dynamo_local.supervisor.circus.client import ACTIVE, STOPPED
+from dynamo_local.supervisor.circus.client import ACTIVE, STOPPED, ProcessBegan, ProcessEnded
 from dynamo_local.supervisor.circus.daemon import describe_exit
-from dynamo_local.supervisor.circus.events import ProcessBegan, ProcessEnded
 from dynamo_local.supervisor.server.reports.logs import last_error, size, tail
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce, quote
 

@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
+from dynamo_local.supervisor.circus.client import ProcessEnded
 from dynamo_local.supervisor.circus.daemon import CHECK_DELAY_S
-from dynamo_local.supervisor.circus.events import ProcessEnded
 from tests.integration.supervisor.test_supervisor import SLEEP, Box, box, process_ended
 
 __all__ = ["box"]

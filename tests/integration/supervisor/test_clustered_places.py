@@ -15,13 +15,10 @@ from dynamo_local.bus.subscriptions import Subscription
 from dynamo_local.core.errors import DeviceError, SupervisorError
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.node.places import NodePlaces
-from dynamo_local.supervisor.places.books import Books
-from dynamo_local.supervisor.places.clustered import ClusterPlaces
-from dynamo_local.supervisor.places.far import FarPlaces
-from dynamo_local.supervisor.places.local import LocalPlaces
+from dynamo_local.supervisor.places.clustered import ClusterPlaces, Slots
+from dynamo_local.supervisor.places.far import FarPlaces, PlacesService
+from dynamo_local.supervisor.places.local import Books, LocalPlaces
 from dynamo_local.supervisor.places.port import Places, Reservation
-from dynamo_local.supervisor.places.service import PlacesService
-from dynamo_local.supervisor.places.slots import Slots
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.tasks import TaskGuard
 from state.devices.allocation import Inventory

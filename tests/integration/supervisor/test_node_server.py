@@ -19,8 +19,7 @@ from dynamo_local.core.names import Watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.graph import load_graph
-from dynamo_local.supervisor.node.order import NodeOrder, installed_versions
-from dynamo_local.supervisor.node.silence import beat
+from dynamo_local.supervisor.node.head import NodeOrder, beat, installed_versions
 from dynamo_local.supervisor.places.far import FarPlaces
 from dynamo_local.supervisor.places.port import Need
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan

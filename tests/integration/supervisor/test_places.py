@@ -16,9 +16,7 @@ from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.daemon import CircusDaemon, CircusFiles
 from dynamo_local.supervisor.circus.process_registry import StateRegistry
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
-from dynamo_local.supervisor.places.books import Books
-from dynamo_local.supervisor.places.local import LocalPlaces
-from dynamo_local.supervisor.places.machine import CircusWatchers
+from dynamo_local.supervisor.places.local import Books, CircusWatchers, LocalPlaces
 from dynamo_local.supervisor.places.port import Reservation
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from state.devices.allocation import cpu_slots

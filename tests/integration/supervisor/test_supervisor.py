@@ -21,9 +21,8 @@ from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError, SupervisorError
 from dynamo_local.process.groups import kill_group, members
-from dynamo_local.supervisor.circus.client import CircusClient
+from dynamo_local.supervisor.circus.client import CircusClient, EventStream, ProcessBegan, ProcessEnded
 from dynamo_local.supervisor.circus.daemon import CircusDaemon, CircusFiles
-from dynamo_local.supervisor.circus.events import EventStream, ProcessBegan, ProcessEnded
 from dynamo_local.supervisor.circus.watchers import WatcherSpec
 from dynamo_local.supervisor.server.nats.nats_server import NatsServer, bring_up
 from state.machine.processes import start_time

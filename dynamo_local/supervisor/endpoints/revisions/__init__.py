@@ -1,11 +1,10 @@
 """A revision of an endpoint: launched, started, observed, parked and ended.
 
 revision.py      its steps, and how they went
-observing.py     what there is of it: statefile, presences, free devices
-launch.py        from a spec to the resolved graph, with the model in place
+observing.py     what there is of it: statefile and presences
+launch.py        from a spec to the resolved graph, with the model in place and its files checked
 files.py         its files and streams
-memory_room.py   memory for workers that start: what is given up for it, what would have to go
-model_files.py   whether the model's files are those that were checked
+memory.py        memory for workers that start: what is given up for it, what would have to go
 parking.py       has workers park and wake
 tools.py         what all revisions of a server are brought up and ended with
 """

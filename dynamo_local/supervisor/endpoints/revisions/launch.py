@@ -11,16 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from dynamo_local.core.endpoints.memory import worker_bytes
+import msgspec
+
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import DynamoError, UsageError
-from dynamo_local.core.fleet.view import PREFILL_ROLE
+from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE
 from dynamo_local.core.names import Revision
+from dynamo_local.model.files import MODEL_FILES_ENV, read_identity
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.flags import Flag
-from dynamo_local.sdk.config.resolved import ResolvedGraph
+from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.graph import Graph, load_graph
-from dynamo_local.supervisor.endpoints.revisions.model_files import files_of, with_files
+from dynamo_local.supervisor.endpoints.revisions.memory import worker_bytes
 from dynamo_local.supervisor.server.launch.kv_networks import check_kv_networks
 from dynamo_local.supervisor.server.launch.machine_room import check_memory_for_wake, check_room_for_workers
 from dynamo_local.supervisor.server.launch.models import Obtain, with_models, without_downloads_for_mockers
@@ -36,6 +38,49 @@ from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
 from dynamo_local.supervisor.server.reports.report import Report
 from state.devices.allocation import Inventory
 from state.machine.memory import Memory, machine_memory
+
+# The files of an endpoint's model, as they were when its revision was checked: all of its workers load the same.
+
+
+class ModelChangedError(DynamoError):
+    """The files of a revision's model are others than when it was checked. `files`: their identity now, by folder."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        super().__init__(
+            f"the model's files have changed: {', '.join(files)}",
+            "update the endpoint, or put the former files back",
+        )
+        self.files = files
+
+
+def files_of(graph: ResolvedGraph) -> Mapping[str, str]:
+    """Identity of the files of each model in a folder, by folder. Raises ConfigError."""
+    folders = {_folder(service) for service in graph.services} - {""}
+    return {folder: read_identity(folder) for folder in sorted(folders)}
+
+
+def with_files(graph: ResolvedGraph, files: Mapping[str, str]) -> ResolvedGraph:
+    """The graph whose workers load these files only (`model.files.check_model_files`)."""
+
+    def marked(service: ResolvedService) -> ResolvedService:
+        if service.role not in ENGINE_ROLES or _folder(service) not in files:
+            return service
+        return msgspec.structs.replace(service, envs={**service.envs, MODEL_FILES_ENV: files[_folder(service)]})
+
+    return msgspec.structs.replace(graph, services=tuple(map(marked, graph.services)))
+
+
+def check_files(files: Mapping[str, str]) -> None:
+    """Raise ModelChangedError if files are others by now, ConfigError if they cannot be read. Blocks."""
+    now = {folder: read_identity(folder) for folder in files}
+    if now != files:
+        raise ModelChangedError({folder: found for folder, found in now.items() if found != files[folder]})
+
+
+def _folder(service: ResolvedService) -> str:
+    model = service.config.get("model")
+    return model if isinstance(model, str) and Path(model).is_dir() else ""
+
 
 AGGREGATED = "components.graphs.aggregated:Frontend"
 DISAGGREGATED = "components.graphs.disaggregated:Frontend"

@@ -30,8 +30,7 @@ from dynamo_local.core.fleet.view import PREFILL_ROLE, FleetView
 from dynamo_local.core.names import Revision
 from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, DeviceLimits, RemoveWorker
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.supervisor.endpoints.revisions.launch import Launched
-from dynamo_local.supervisor.endpoints.revisions.model_files import ModelChangedError, check_files
+from dynamo_local.supervisor.endpoints.revisions.launch import Launched, ModelChangedError, check_files
 from dynamo_local.supervisor.endpoints.revisions.observing import (
     RevisionWatch,
     doing,

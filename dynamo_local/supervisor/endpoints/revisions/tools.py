@@ -13,7 +13,7 @@ from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.endpoints.revisions.files import RevisionFiles
 from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher
-from dynamo_local.supervisor.endpoints.revisions.memory_room import MemoryRoom
+from dynamo_local.supervisor.endpoints.revisions.memory import MemoryRoom
 from dynamo_local.supervisor.endpoints.revisions.observing import RevisionWatch, Spawn
 from dynamo_local.supervisor.endpoints.revisions.parking import NotDone
 from dynamo_local.supervisor.places.capacity import Capacity

@@ -23,8 +23,7 @@ from dynamo_local.core.migration.protocol import InFlightMigrations
 from dynamo_local.core.migration.rebalancing import ThrashWatch
 from dynamo_local.core.routing.ledger import Ledger
 from dynamo_local.core.routing.policies import Freest, RoundRobin
-from dynamo_local.supervisor.places import messages as places_messages
-from dynamo_local.supervisor.places import port
+from dynamo_local.supervisor.places import far, port
 from dynamo_local.supervisor.server.launch import templates
 from tests.unit.core.messages.messages_strategies import presences
 
@@ -65,7 +64,7 @@ OWN_CLOCK = {"Load.at", "Load.head_since", "Presence.started_at"}
 def fields() -> Iterator[tuple[str, str]]:
     """All fields of messages that can hold a fraction, with their types."""
     names = [f"{messages.__name__}.{found.name}" for found in pkgutil.iter_modules(messages.__path__)]
-    for module in map(importlib.import_module, [*names, port.__name__, places_messages.__name__, templates.__name__]):
+    for module in map(importlib.import_module, [*names, port.__name__, far.__name__, templates.__name__]):
         for kind in vars(module).values():
             if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == module.__name__:
                 for name, hint in typing.get_type_hints(kind, include_extras=True).items():

@@ -15,8 +15,7 @@ from dynamo_local.core.names import HTTP_PORT_ENV
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.changes import Ports
 from dynamo_local.supervisor.circus.client import ACTIVE, STOPPED
-from dynamo_local.supervisor.places.books import Books
-from dynamo_local.supervisor.places.local import LocalPlaces
+from dynamo_local.supervisor.places.local import Books, LocalPlaces
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
 from state.devices.allocation import cpu_slots

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.process.restarts import CircusDeadlines
 from dynamo_local.supervisor.circus.adopted import adoption, parse_adoption
-from dynamo_local.supervisor.circus.silence import CircusSilence
-from dynamo_local.supervisor.circus.takeover import plan_takeover
+from dynamo_local.supervisor.circus.client import CircusSilence
+from dynamo_local.supervisor.circus.daemon import plan_takeover
 from dynamo_local.supervisor.upkeep.orphans import Orphan, processes_of_watchers
 from state.machine.processes import Kin, Process
 from state.statefile.model import Owner, Phase, State

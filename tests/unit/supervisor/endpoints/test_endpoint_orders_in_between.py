@@ -10,7 +10,7 @@ import pytest
 from dynamo_local.core.endpoints.registry import Registry, create, update
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.names import Revision
-from dynamo_local.supervisor.endpoints.awake.keeping import KeptUsage
+from dynamo_local.supervisor.endpoints.awake import KeptUsage
 from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
 from dynamo_local.supervisor.endpoints.endpoint_tools import EndpointTools
 from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dynamo_local.supervisor.node.run import remove_left
+from dynamo_local.supervisor.node.server import remove_left
 from state.locks import ServerLock
 from state.paths import StatePaths
 

@@ -18,7 +18,7 @@ OF_THE_HEAD = (
 
 
 def test_a_node_server_imports_nothing_of_the_head() -> None:
-    code = f"import sys, dynamo_local.supervisor.node.run; print([n for n in {OF_THE_HEAD!r} if n in sys.modules])"
+    code = f"import sys, dynamo_local.supervisor.node.server; print([n for n in {OF_THE_HEAD!r} if n in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 

@@ -13,10 +13,9 @@ from dynamo_local.core.errors import ConfigError, DecodeError, UsageError
 from dynamo_local.core.names import Watcher
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.node.agent import without_cluster
-from dynamo_local.supervisor.node.order import NodeOrder, installed_versions
-from dynamo_local.supervisor.node.plans import NodePlans, forkserver_of
-from dynamo_local.supervisor.node.silence import REPLACED_S, HeadSilence, gone
-from dynamo_local.supervisor.places.messages import HeadBeat
+from dynamo_local.supervisor.node.head import REPLACED_S, HeadSilence, NodeOrder, gone, installed_versions
+from dynamo_local.supervisor.node.places import NodePlans, forkserver_of
+from dynamo_local.supervisor.places.far import HeadBeat
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
 from dynamo_local.supervisor.server.launch.plan import revision_templates
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan

@@ -17,12 +17,9 @@ from dynamo_local.core.errors import BusError, DynamoError, NobodyListensError
 from dynamo_local.core.names import Watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.node.places import NodePlaces
-from dynamo_local.supervisor.places.clustered import ClusterPlaces
-from dynamo_local.supervisor.places.far import FarPlaces
+from dynamo_local.supervisor.places.clustered import ClusterPlaces, Slots
+from dynamo_local.supervisor.places.far import FarPlaces, PlacesRequest, PlacesService
 from dynamo_local.supervisor.places.local import LocalPlaces
-from dynamo_local.supervisor.places.messages import PlacesRequest
-from dynamo_local.supervisor.places.service import PlacesService
-from dynamo_local.supervisor.places.slots import Slots
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.tasks import TaskGuard
 from state.devices.allocation import Inventory, cpu_slots

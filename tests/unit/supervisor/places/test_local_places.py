@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.errors import DeviceError, StateError, SupervisorError
-from dynamo_local.supervisor.places.books import Books
-from dynamo_local.supervisor.places.local import LocalPlaces
+from dynamo_local.supervisor.places.local import Books, LocalPlaces
 from dynamo_local.supervisor.places.port import Need, Places, Reservation
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from state.devices.allocation import cpu_slots

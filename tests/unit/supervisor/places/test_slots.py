@@ -9,8 +9,8 @@ import pytest
 from dynamo_local.core.errors import DeviceError, SupervisorError
 from dynamo_local.core.names import Watcher
 from dynamo_local.supervisor.places.cluster import Slot
+from dynamo_local.supervisor.places.clustered import Slots
 from dynamo_local.supervisor.places.port import Need
-from dynamo_local.supervisor.places.slots import Slots
 from tests.memory_cluster import MemoryCluster
 
 

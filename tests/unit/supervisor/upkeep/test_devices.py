@@ -17,9 +17,15 @@ from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.plan import HttpAddress, service_templates
-from dynamo_local.supervisor.upkeep import devices, holders
-from dynamo_local.supervisor.upkeep.devices import DeviceHolding, DeviceHolds, beside, names_in_use, secured
-from dynamo_local.supervisor.upkeep.holders import held_by_others
+from dynamo_local.supervisor.upkeep import devices
+from dynamo_local.supervisor.upkeep.devices import (
+    DeviceHolding,
+    DeviceHolds,
+    beside,
+    held_by_others,
+    names_in_use,
+    secured,
+)
 from state.devices.allocation import DEVICES_VARIABLE, Device, Inventory, cpu_slots
 from state.devices.holding import NAMES, Bound, Holder, held_elsewhere, mark, take
 from state.machine.processes import this_process
@@ -41,8 +47,7 @@ def everybody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     def seen(inventory: Inventory, server: int, mine: Collection[int], *_: object) -> dict[int, Holder]:
         return held_elsewhere(inventory, os.getppid(), mine)
 
-    for module in (devices, holders):
-        monkeypatch.setattr(module, "held_elsewhere", seen)
+    monkeypatch.setattr(devices, "held_elsewhere", seen)
 
 
 def launched(root: Path, inventory: Inventory, *, workers: int = 1, virtual: bool = False) -> Launch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import shutil
 import stat
@@ -13,7 +14,8 @@ import pytest
 
 from dynamo_local.control.errors import why_absent
 from dynamo_local.core.errors import NamespaceBusyError
-from dynamo_local.supervisor.upkeep.files import ServerFiles
+from dynamo_local.supervisor.server.reports.logs import MAX_BYTES
+from dynamo_local.supervisor.upkeep.files import FULL_BELOW_BYTES, ROOM_ABOVE_BYTES, DiskUpkeep, ServerFiles
 from state.files import make_run_directory, make_sockets, sockets_of
 from state.locks import ServerLock, server_pid
 from state.paths import Sockets, StatePaths
@@ -185,3 +187,44 @@ def test_folders_of_dead_processes_go(case: Case) -> None:
     folder.mkdir()
     case.files.repair()
     assert not folder.exists()
+
+
+# A disk that becomes full while the server runs.
+
+
+def test_a_full_disk_and_the_room_after_it_are_each_said_once(tmp_path: Path) -> None:
+    paths, report = StatePaths(tmp_path, "n"), RecordingReport()
+    free = [ROOM_ABOVE_BYTES, 0, FULL_BELOW_BYTES - 1, ROOM_ABOVE_BYTES, ROOM_ABOVE_BYTES + 1, ROOM_ABOVE_BYTES + 1]
+    disk = DiskUpkeep(paths, report, free=lambda folder: free.pop(0))
+    while free:
+        disk.look()
+    assert [line.partition(":")[0] for line in report.lines] == [
+        f"the disk of {tmp_path} is full",
+        f"the disk of {tmp_path} has room again",
+    ]
+
+
+def test_a_log_that_cannot_be_rotated_is_said_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths, report = StatePaths(tmp_path, "n"), RecordingReport()
+    paths.logs_dir.mkdir()
+    log, backup = paths.log_file("n_W"), paths.logs_dir / "n_W.log.1"
+    with log.open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    backup.write_text("earlier\n")
+
+    def fails(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    disk = DiskUpkeep(paths, report, free=lambda folder: None)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copyfile", fails)
+        for _ in range(3):
+            disk.look()
+    assert report.lines == [f"cannot rotate {log}: No space left on device; check permissions and free space"]
+    assert backup.read_text() == "earlier\n"
+    assert {path.name for path in paths.logs_dir.iterdir()} == {"n_W.log", "n_W.log.1"}
+
+    disk.look()
+    assert log.stat().st_size == 0
+    assert backup.stat().st_size == MAX_BYTES + 1
+    assert backup.stat().st_mode & 0o777 == 0o600

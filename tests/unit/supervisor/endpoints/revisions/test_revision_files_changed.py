@@ -14,8 +14,7 @@ from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.names import Revision
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
-from dynamo_local.supervisor.endpoints.revisions.launch import Launched
-from dynamo_local.supervisor.endpoints.revisions.model_files import files_of, with_files
+from dynamo_local.supervisor.endpoints.revisions.launch import Launched, files_of, with_files
 from dynamo_local.supervisor.endpoints.revisions.revision import RevisionRun
 from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
 from dynamo_local.supervisor.places.capacity import MachineCapacity, MachineFacts

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
 import msgspec
 import pytest
 
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.names import Watcher
-from dynamo_local.supervisor.places.messages import (
+from dynamo_local.supervisor.places.far import (
     LogQuestion,
     PlacesAnswer,
+    PlacesQuestion,
     PlacesReply,
     PlacesRequest,
+    PlacesService,
+    Refused,
     Reserved,
     ReserveOrder,
     StartOrder,
 )
-from dynamo_local.supervisor.places.port import Need, Place, Reservation
+from dynamo_local.supervisor.places.port import Need, Place, Places, Reservation
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
+from dynamo_local.tasks import TaskGuard
 from state.devices.allocation import Device, Inventory, cpu_slots
 
 WATCHER = Watcher("dynamo", "VllmWorker", 2, "chat@7")
@@ -70,3 +78,40 @@ def test_what_makes_no_sense_is_no_message(message: msgspec.Struct, path: str, v
     codec.decode(codec.encode(message), kind)
     with pytest.raises(DecodeError):
         codec.decode(tampered(message, path, value), kind)
+
+
+# Orders that come over the bus.
+
+
+class BrokenPlaces:
+    async def places(self) -> None:
+        raise KeyError("nobody has thought of this")
+
+
+class Asked:
+    """A bus that asks one question, and its answer."""
+
+    def __init__(self) -> None:
+        self.answers: list[msgspec.Struct] = []
+
+    async def serve(
+        self, subject: str, kind: object, handler: Callable[[msgspec.Struct, Asked], Awaitable[None]]
+    ) -> None:
+        await handler(PlacesQuestion(), self)
+
+    async def send(self, message: msgspec.Struct) -> None:
+        self.answers.append(message)
+
+
+async def test_an_order_that_fails_in_a_new_way_is_refused_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    tasks, bus = TaskGuard(), Asked()
+    failures: list[BaseException] = []
+    tasks.on_failure(failures.append)
+    await PlacesService(cast(Places, BrokenPlaces()), tasks, cast(Any, None)).serve(cast(Bus, bus), "places")
+    (order,) = tasks._tasks
+    await order
+    (answer,) = bus.answers
+    assert isinstance(answer, Refused)
+    assert "KeyError: 'nobody has thought of this'" in answer.cause
+    assert failures == []
+    assert "an order has failed: PlacesQuestion" in caplog.text

@@ -1,4 +1,4 @@
-"""Has the endpoints of a server take turns on its devices: asks core/endpoints/turns who yields to whom, and has it
+"""Has the endpoints of a server take turns on its devices: asks core/endpoints/turns.py who yields to whom, and has it
 carried out."""
 
 from __future__ import annotations
@@ -8,15 +8,61 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from dynamo_local.core.endpoints.awake.idling import Idling
+from dynamo_local.core.endpoints.rollout import Frontends, Ordered, Seen
 from dynamo_local.core.endpoints.turns import Claim, Contender, Limits, Turns, Yield, take_turns
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import endpoint_of
 from dynamo_local.core.shares import Left, less, placed, share_of
-from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
 from state.statefile.model import Component, State
+
+if TYPE_CHECKING:
+    from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
+
+
+@dataclass
+class Turn:
+    """Times are CLOCK_MONOTONIC, in s.
+
+    `yields`: why the endpoint gives its devices to another one, and new requests are held; empty if it does not.
+    `lacking`: what the workers take of devices that it lacks to serve requests; `waits_since`: since when somebody
+    waits for them. `since`: since when a worker of it has been ready.
+    """
+
+    yields: str = ""
+    lacking: tuple[float, ...] = ()
+    waits_since: float | None = None
+    since: float | None = None
+
+    def note(self, lacking: tuple[float, ...], current: Seen, idling: Idling, now: float) -> None:
+        """Follow a look at the endpoint. `lacking`: of the workers that it is to have at least."""
+        is_awake, self.lacking = idling.rest == "awake", lacking
+        if not lacking or not is_awake:
+            self.waits_since = None
+        elif self.waits_since is None:
+            self.waits_since = now if idling.waking_since is None else idling.waking_since
+        if not current.workers.ready or not is_awake:
+            self.since = None
+        elif self.since is None:
+            self.since = now
+
+
+def may_start(ordered: Ordered, current: Seen, *, kept: bool) -> bool:
+    """Whether devices would be of use to the endpoint. `kept`: it is to be awake without a request."""
+    is_wanted = (kept or ordered.rest == "awake") and not ordered.deleting and not ordered.wake_failed
+    return is_wanted and current.launched and not current.has_failed and current.under_way != "ending"
+
+
+def running(frontends: list[Frontends]) -> int | None:
+    """Requests under way at these frontends, without those that are held; None if one of them does not say."""
+    if any(None in (one.in_flight, one.held) for one in frontends):
+        return None
+    return sum(max(0, (one.in_flight or 0) - (one.held or 0)) for one in frontends)
+
 
 _EVERY_S = 1.0
 """Time between two looks while somebody waits and nothing is heard."""

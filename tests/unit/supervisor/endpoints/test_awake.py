@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dynamo_local.core.endpoints.awake.forecast import Usage
 from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.supervisor.endpoints.awake.keeping import Keeping, Kept, KeptUsage, local_time
+from dynamo_local.supervisor.endpoints.awake import Keeping, Kept, KeptUsage, local_time
 from tests.unit.supervisor.recording import RecordingReport
 
 MONDAY = datetime(2026, 11, 23, 7, 0).astimezone()
