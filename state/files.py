@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from dynamo_local.core.errors import StateError
 from state.paths import Sockets, StatePaths
@@ -228,3 +229,17 @@ def remove_tree(directory: Path) -> None:
 
 def _socket_prefix(paths: StatePaths) -> str:
     return f"dynamo-{paths.namespace}-"
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file of mode 0600. Not atomic: for files that have no reader yet. Raises DiskError."""
+    with (
+        system_errors(f"cannot write {path}"),
+        os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file,
+    ):
+        file.write(data)
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a log of mode 0600 to append to."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab")

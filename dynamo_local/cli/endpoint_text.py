@@ -9,7 +9,7 @@ import msgspec
 
 from dynamo_local.cli.output import date, facts, table
 from dynamo_local.core.endpoints.adapters import most_rank, room_of, takes_adapters
-from dynamo_local.core.endpoints.awake.idling import in_words, times_of
+from dynamo_local.core.endpoints.idling import in_words, times_of
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.messages.endpoints import EndpointStatus, EndpointView, progress_of
 from dynamo_local.sdk.config.redaction import shown

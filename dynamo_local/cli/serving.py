@@ -35,9 +35,8 @@ from dynamo_local.sdk.config.flags import Flag, kv_network_flag, kv_stream_flag
 from dynamo_local.sdk.config.schema import check_variables
 from dynamo_local.supervisor.endpoints.start import endpoint_controller
 from dynamo_local.supervisor.places.environments import LOCAL
-from dynamo_local.supervisor.server.launch.kv_networks import check_kv_network
+from dynamo_local.supervisor.server.launch.addresses import check_kv_network, claim_address
 from dynamo_local.supervisor.server.launch.launch import Launch
-from dynamo_local.supervisor.server.launch.listening import claim_address
 from dynamo_local.supervisor.server.launch.machine_room import check_room
 from dynamo_local.supervisor.server.launch.plan import HttpAddress
 from dynamo_local.supervisor.server.launch.prepare import ServeRequest, prepare, registry_of

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from dynamo_local.core.endpoints.awake.idling import AT_START, RestCause, WakeCause
+from dynamo_local.core.endpoints.idling import AT_START, RestCause, WakeCause
 from dynamo_local.core.fleet.view import AGGREGATED_ROLE, DECODE_ROLE, ENGINE_ROLES, PREFILL_ROLE
 from dynamo_local.core.histogram import Histogram
 from dynamo_local.core.messages.endpoints import EndpointState, EndpointView

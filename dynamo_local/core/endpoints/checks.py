@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.core.endpoints.awake.idling import SLEEP_AFTER_S
+from dynamo_local.core.endpoints.idling import SLEEP_AFTER_S
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.endpoints.values import CHECKS, RefusedValueError, arg_name, encoded, is_arg, shown
 from dynamo_local.core.errors import ConfigError, DeviceError

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from dynamo_local.core.endpoints.awake.idling import Rest
+from dynamo_local.core.endpoints.idling import Rest
 
 GIVEN_UP_AFTER = 3
 """Starts that fail in a row, before a revision that has never answered counts as failed."""

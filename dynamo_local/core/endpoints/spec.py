@@ -32,8 +32,8 @@ class EndpointSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     With `min_workers` 0 the endpoint has no workers until somebody asks for it. After `park_after_s` without a request
     the workers are parked; after `sleep_after_s` they end, if `min_workers` is 0 (None: as `idling.times_of` says).
-    `awake`: times at which it is awake without a request, such as "mon-fri 08:00-18:30" (awake/schedule.py).
-    `forecast`: whether it is awake at times at which it was often used (awake/forecast.py).
+    `awake`: times at which it is awake without a request, such as "mon-fri 08:00-18:30" (schedule.py).
+    `forecast`: whether it is awake at times at which it was often used (schedule.py).
 
     `adapter_room` is the server's: nobody else gives it.
     """

@@ -7,7 +7,7 @@ from enum import Enum
 
 from msgspec.structs import replace
 
-from dynamo_local.core.endpoints.awake.idling import AT_START
+from dynamo_local.core.endpoints.idling import AT_START
 from dynamo_local.core.endpoints.rollout import Ordered, Seen
 from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointHistory, EndpointState, EndpointStatus
 from dynamo_local.core.messages.events import Event

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from dynamo_local.core.endpoints.awake.schedule import MOST_ENTRIES, MOST_ENTRY_CHARACTERS, parse_entry
+from dynamo_local.core.endpoints.schedule import MOST_ENTRIES, MOST_ENTRY_CHARACTERS, parse_entry
 from dynamo_local.core.endpoints.spec import Scaling
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.names import check_endpoint

@@ -71,7 +71,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     endpoint: str = ""
     """The endpoint concerned, if no watcher is."""
     cause: str = ""
-    """Why an endpoint was parked, fell asleep or was woken, in a word (core/endpoints/awake/idling.py)."""
+    """Why an endpoint was parked, fell asleep or was woken, in a word (core/endpoints/idling.py)."""
     to: str = ""
     """Endpoint that the devices are given to."""
     took_s: float | None = None

@@ -24,12 +24,11 @@ from dynamo_local.supervisor.circus.watchers import WatcherSpecs
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from dynamo_local.supervisor.server.launch.plan import plan_watcher
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
-from dynamo_local.supervisor.server.private_files import open_log, write_private
 from dynamo_local.supervisor.server.reports.logs import CIRCUSD_LOG
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.upkeep.orphans import Orphans
 from dynamo_local.tasks import unless
-from state.files import system_errors
+from state.files import open_log, system_errors, write_private
 from state.machine.processes import Process, ProcFs, alive
 from state.paths import Sockets, StatePaths
 from state.statefile.model import Component, State

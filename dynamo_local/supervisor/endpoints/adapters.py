@@ -15,7 +15,7 @@ from dynamo_local.core.errors import UsageError
 from dynamo_local.core.messages.endpoints import EndpointStatus, ServedAdapter
 from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
-from dynamo_local.supervisor.server.adapter_rooms import rank_of
+from dynamo_local.supervisor.server.launch.models import rank_of
 
 _EVERY_S = 5.0
 """Time between two looks at the folders."""

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from dynamo_local.core.endpoints.awake import forecast, idling, schedule
-from dynamo_local.core.endpoints.awake.forecast import Usage
-from dynamo_local.core.endpoints.awake.idling import Activity, IdleTimes, Idling, Rest, WakeCause
-from dynamo_local.core.endpoints.awake.schedule import Schedule
+from dynamo_local.core.endpoints import idling, schedule
 from dynamo_local.core.endpoints.checks import runs_differently
+from dynamo_local.core.endpoints.idling import Activity, IdleTimes, Idling, Rest, WakeCause
+from dynamo_local.core.endpoints.schedule import Schedule, Usage
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import StateError, SupervisorError
 from dynamo_local.core.messages.events import Event
@@ -56,7 +55,7 @@ class Keeping:
         self._latest = now if self._latest is None else max(self._latest, now)
         if schedule.keeps_awake(spans, now):
             return Kept("its schedule keeps it awake", due, self._next_at)
-        if spec.forecast and forecast.keeps_awake(usage, now):
+        if spec.forecast and schedule.was_often_used(usage, now):
             return Kept("it was often used at this time", due, self._next_at, "forecast")
         return Kept("", due, self._next_at)
 
@@ -92,7 +91,7 @@ class KeptUsage:
         if not spec.forecast:
             return
         before, now = self.of(spec.name), local_time(self.wall_clock())
-        after = forecast.with_requests(before, now, requests) if requests or before.first_day is None else before
+        after = schedule.with_requests(before, now, requests) if requests or before.first_day is None else before
         if after != before:
             self._found[spec.name], self._is_dirty = after, True
 

@@ -35,8 +35,8 @@ from dynamo_local.supervisor.endpoints.revisions.parking import Parking
 from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
 from dynamo_local.supervisor.endpoints.turns import TurnKeeper, TurnPorts
 from dynamo_local.supervisor.places.capacity import Capacity, MachineFacts, Startable
-from dynamo_local.supervisor.server.adapter_rooms import on_cpu
 from dynamo_local.supervisor.server.controlled import ControlledServer
+from dynamo_local.supervisor.server.launch.models import on_cpu
 from dynamo_local.supervisor.server.launch.prepare import check_clustered
 from dynamo_local.tasks import TaskGuard
 from state.devices.allocation import Inventory, noun

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from dynamo_local.core.endpoints import registry as registries
-from dynamo_local.core.endpoints.awake.idling import Activity, Rest
+from dynamo_local.core.endpoints.idling import Activity, Rest
 from dynamo_local.core.endpoints.registry import Entry, Registry
 from dynamo_local.core.endpoints.rollout import (
     GIVEN_UP_AFTER,

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dynamo_local.core.endpoints.awake.idling import Idling
+from dynamo_local.core.endpoints.idling import Idling
 from dynamo_local.core.endpoints.rollout import Frontends, Ordered, Seen
 from dynamo_local.core.endpoints.turns import Claim, Contender, Limits, Turns, Yield, take_turns
 from dynamo_local.core.errors import DynamoError

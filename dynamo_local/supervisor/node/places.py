@@ -27,9 +27,8 @@ from dynamo_local.supervisor.places.port import LogPart, Need, Place, Reservatio
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
 from dynamo_local.supervisor.server.launch.plan import plan_forkserver, plan_watcher, revision_templates
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
-from dynamo_local.supervisor.server.private_files import write_private
 from state.devices.allocation import Inventory
-from state.files import make_private_directory
+from state.files import make_private_directory, write_private
 from state.paths import StatePaths
 from state.statefile.model import State
 from state.statefile.transitions import add_template, claim, entry, retire, unclaim

@@ -17,8 +17,8 @@ from dynamo_local.core.shares import Left, devices_of, less, node_of, on_node, p
 from dynamo_local.supervisor.places.cluster import ClusterNode
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
 from state.devices.allocation import DeviceKind, Inventory, allocate, gone_line, noun, shortage
-from state.devices.gone import gone_devices
 from state.devices.holding import held_elsewhere
+from state.devices.inventory import gone_devices
 from state.machine.memory import Memory, machine_memory
 from state.statefile.model import Component, State
 from state.statefile.transitions import shares_taken

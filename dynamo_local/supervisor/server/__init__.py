@@ -4,5 +4,5 @@ process.
 `launch/` decides what to start, and has `plan.py` for the processes; `serve.py` takes the lock and the devices;
 `server.py` brings everything up, and takes it down; `machinery.py` has what runs processes on a machine, and keeps
 it running; `nats/` has its bus; `reports/` tells of it. Where workers live on a cluster, `nodes.py` has what the head
-has for them, and `node_keeper.py` keeps the nodes in order.
+has for them, and keeps the nodes in order.
 """

@@ -15,10 +15,9 @@ from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.supervisor.server.nats.nats_server import NatsServer
-from dynamo_local.supervisor.server.private_files import write_private
 from dynamo_local.supervisor.server.reports import logs
 from dynamo_local.supervisor.server.reports.report import Report
-from state.files import make_run_directory, make_sockets
+from state.files import make_run_directory, make_sockets, write_private
 from state.locks import ServerLock
 from state.machine.processes import ProcFs, this_process
 from state.paths import STATE_DIR_VARIABLE, Sockets

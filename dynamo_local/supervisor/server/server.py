@@ -28,19 +28,23 @@ from dynamo_local.supervisor.diagnosis import tell_findings
 from dynamo_local.supervisor.jobs import Jobs
 from dynamo_local.supervisor.places.port import Places
 from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
+from dynamo_local.supervisor.server.launch.addresses import answers
 from dynamo_local.supervisor.server.launch.launch import Launch
-from dynamo_local.supervisor.server.launch.listening import answers
 from dynamo_local.supervisor.server.launch.plan import hands_over, plan_bus, stop_order
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.supervisor.server.machinery import Machinery
 from dynamo_local.supervisor.server.nats.nats_server import NatsServer, bring_up, write_bus_address
-from dynamo_local.supervisor.server.nats.rotation import NatsProcesses, TokenRotation
+from dynamo_local.supervisor.server.nats.rotation import (
+    NATS_OF_OTHERS,
+    ON_NODES,
+    NatsProcesses,
+    TokenOrders,
+    TokenRotation,
+)
 from dynamo_local.supervisor.server.nats.streams import ServerStreams
-from dynamo_local.supervisor.server.nats.token_orders import NATS_OF_OTHERS, ON_NODES, TokenOrders
 from dynamo_local.supervisor.server.nodes import ServerNodes
 from dynamo_local.supervisor.server.ownership import Ownership
-from dynamo_local.supervisor.server.reports.progress import Progress
-from dynamo_local.supervisor.server.reports.ready_lines import ready_lines
+from dynamo_local.supervisor.server.reports.progress import Progress, ready_lines
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.settings import ServerSettings, StopRequest
 from dynamo_local.supervisor.upkeep.devices import DeviceHolds

@@ -9,7 +9,7 @@ from dataclasses import replace
 import msgspec
 
 from dynamo_local.core.fleet.view import PREFILL_ROLE
-from dynamo_local.supervisor.server.launch.bus import external_bus
+from dynamo_local.supervisor.server.launch.addresses import external_bus
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.settings import ServerSettings
 from tests.integration.supervisor.exit_code import exit_code_of_serving

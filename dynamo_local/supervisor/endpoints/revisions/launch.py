@@ -23,7 +23,7 @@ from dynamo_local.sdk.config.flags import Flag
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.graph import Graph, load_graph
 from dynamo_local.supervisor.endpoints.revisions.memory import worker_bytes
-from dynamo_local.supervisor.server.launch.kv_networks import check_kv_networks
+from dynamo_local.supervisor.server.launch.addresses import check_kv_networks
 from dynamo_local.supervisor.server.launch.machine_room import check_memory_for_wake, check_room_for_workers
 from dynamo_local.supervisor.server.launch.models import Obtain, with_models, without_downloads_for_mockers
 from dynamo_local.supervisor.server.launch.plan import revision_templates

@@ -23,11 +23,9 @@ from dynamo_local.sdk.config.sections import Section
 from dynamo_local.sdk.graph import Graph, load_graph
 from dynamo_local.sdk.service import spec_of
 from dynamo_local.supervisor.places.environments import LOCAL, check_environment
-from dynamo_local.supervisor.server.adapter_rooms import with_rooms
-from dynamo_local.supervisor.server.launch.bus import bus_of
-from dynamo_local.supervisor.server.launch.kv_networks import check_kv_networks
+from dynamo_local.supervisor.server.launch.addresses import bus_of, check_kv_networks
 from dynamo_local.supervisor.server.launch.launch import Launch, here
-from dynamo_local.supervisor.server.launch.models import Obtain, with_models, without_downloads_for_mockers
+from dynamo_local.supervisor.server.launch.models import Obtain, with_models, with_rooms, without_downloads_for_mockers
 from dynamo_local.supervisor.server.launch.plan import HttpAddress, plan_forkserver, plan_services, service_templates
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
 from state.devices.allocation import Inventory, cpu_slots, noun

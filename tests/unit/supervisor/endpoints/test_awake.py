@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from dynamo_local.core.endpoints.awake.forecast import Usage
+from dynamo_local.core.endpoints.schedule import Usage
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.supervisor.endpoints.awake import Keeping, Kept, KeptUsage, local_time
 from tests.unit.supervisor.recording import RecordingReport

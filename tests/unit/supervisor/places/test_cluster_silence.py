@@ -15,7 +15,7 @@ from dynamo_local.supervisor.places.capacity import device_count
 from dynamo_local.supervisor.places.cluster import ClusterNode
 from dynamo_local.supervisor.places.clustered import Seen
 from dynamo_local.supervisor.places.port import LogPart
-from dynamo_local.supervisor.server.node_keeper import NodeKeeper
+from dynamo_local.supervisor.server.nodes import NodeKeeper
 from state.statefile.transitions import restart, retire
 from tests.places_contract import NAMESPACE, ONE, worker
 from tests.unit.supervisor.actuator.fake_ports import blueprint

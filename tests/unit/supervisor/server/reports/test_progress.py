@@ -12,8 +12,7 @@ from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.endpoints import EndpointState, EndpointStatus, EndpointView
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence, ProcessState
-from dynamo_local.supervisor.server.reports.progress import Progress
-from dynamo_local.supervisor.server.reports.ready_lines import ready_lines
+from dynamo_local.supervisor.server.reports.progress import Progress, ready_lines
 from tests.unit.supervisor.recording import RecordingReport
 
 ENGINE = EngineInfo("mocker", "tiny", 1024, 16, 100, 8)

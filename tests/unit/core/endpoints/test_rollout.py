@@ -26,7 +26,7 @@ from dynamo_local.core.endpoints.rollout import (
     next_steps,
 )
 from dynamo_local.core.endpoints.spec import EndpointSpec
-from tests.unit.core.endpoints.rollout.rollout_world import NAME, World
+from tests.unit.core.endpoints.rollout_world import NAME, World
 
 HAPPENINGS = (
     *("good", "launch", "start", "frontend", "replace"),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.endpoints.awake import idling as idle
-from dynamo_local.core.endpoints.awake.idling import Activity, IdleTimes, Idling
+from dynamo_local.core.endpoints import idling as idle
+from dynamo_local.core.endpoints.idling import Activity, IdleTimes, Idling
 from dynamo_local.core.endpoints.spec import EndpointSpec
 
 ZERO = EndpointSpec(name="chat", model="m", min_workers=0, park_after_s=60, sleep_after_s=900)

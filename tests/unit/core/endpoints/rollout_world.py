@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+from dynamo_local.core.endpoints import idling
 from dynamo_local.core.endpoints import registry as registries
-from dynamo_local.core.endpoints.awake import idling
-from dynamo_local.core.endpoints.awake.idling import Activity, Idling
 from dynamo_local.core.endpoints.checks import runs_differently
+from dynamo_local.core.endpoints.idling import Activity, Idling
 from dynamo_local.core.endpoints.registry import Registry
 from dynamo_local.core.endpoints.rollout import (
     GIVEN_UP_AFTER,

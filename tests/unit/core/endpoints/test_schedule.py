@@ -6,15 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.endpoints.awake.schedule import (
+from dynamo_local.core.endpoints.schedule import (
     DAYS,
+    DAYS_OF_USE,
     LATE,
+    MOST_REQUESTS,
+    SLOT_MINUTES,
     Schedule,
+    Usage,
     is_due,
+    is_expected,
     keeps_awake,
     next_change,
     parse_entry,
     parse_schedule,
+    was_often_used,
+    with_requests,
 )
 from dynamo_local.core.errors import ConfigError
 
@@ -142,3 +149,68 @@ def test_a_single_time_counts_once_however_the_clock_is_set(entry: str, start: d
         if time.weekday() in parse_entry(entry).days
     }
     assert len(woken) <= sum(start - LATE < time <= latest for time in begins)
+
+
+FIRST_MONDAY = datetime(2026, 11, 23, 9, 2)  # noqa: DTZ001  # what a clock on the wall shows
+
+
+def used_on(*days: int, first: int = 0) -> Usage:
+    usage = with_requests(Usage(), FIRST_MONDAY + timedelta(days=first), 0)
+    for day in days:
+        usage = with_requests(usage, FIRST_MONDAY + timedelta(days=day))
+    return usage
+
+
+def test_what_was_used_on_the_same_weekday_twice_is_expected() -> None:
+    assert is_expected(used_on(0, 7), FIRST_MONDAY + timedelta(days=14))
+    assert not is_expected(used_on(7), FIRST_MONDAY + timedelta(days=14))
+    assert not is_expected(used_on(0, 7), FIRST_MONDAY + timedelta(days=15))
+    assert not is_expected(used_on(0, 7), FIRST_MONDAY + timedelta(days=14, minutes=SLOT_MINUTES))
+
+
+def test_what_was_used_on_half_of_the_days_is_expected() -> None:
+    assert is_expected(used_on(0, 1, 2), FIRST_MONDAY + timedelta(days=3))
+    assert is_expected(used_on(0, 1, 2), FIRST_MONDAY + timedelta(days=6))
+    assert not is_expected(used_on(0, 1, 2), FIRST_MONDAY + timedelta(days=8))
+    assert not is_expected(used_on(0, 1), FIRST_MONDAY + timedelta(days=2))
+
+
+def test_it_is_awake_a_little_before() -> None:
+    slot = FIRST_MONDAY.replace(minute=0) + timedelta(days=3)
+    usage = used_on(0, 1, 2)
+    assert not was_often_used(usage, slot - timedelta(seconds=61))
+    assert was_often_used(usage, slot - timedelta(seconds=60))
+    assert was_often_used(usage, slot + timedelta(minutes=4, seconds=59))
+    assert not was_often_used(usage, slot + timedelta(minutes=5))
+
+
+def test_nothing_is_expected_of_what_is_unknown() -> None:
+    assert not was_often_used(Usage(), FIRST_MONDAY)
+
+
+uses = st.lists(st.tuples(st.integers(0, 40 * 24 * 60), st.integers(0, 2**40)), max_size=60)
+
+
+@given(uses)
+def test_what_is_kept_is_bounded_and_old_use_is_forgotten(drawn: list[tuple[int, int]]) -> None:
+    usage, now = Usage(), FIRST_MONDAY
+    for minutes, requests in sorted(drawn):
+        now = FIRST_MONDAY + timedelta(minutes=minutes)
+        usage = with_requests(usage, now, requests)
+        assert usage.first_day is not None
+        assert now.toordinal() - DAYS_OF_USE <= usage.first_day <= now.toordinal()
+        assert len(usage.days) <= DAYS_OF_USE + 1
+        assert all(now.toordinal() - DAYS_OF_USE <= day <= now.toordinal() for day in usage.days)
+        assert all(0 <= slot < 24 * 60 / SLOT_MINUTES for slots in usage.days.values() for slot in slots)
+        assert all(0 < count <= MOST_REQUESTS for slots in usage.days.values() for count in slots.values())
+
+
+@given(uses, st.integers(0, 40 * 24 * 60))
+def test_what_is_expected_was_used_at_that_time_of_the_day_twice(drawn: list[tuple[int, int]], minutes: int) -> None:
+    usage, now = Usage(), FIRST_MONDAY + timedelta(minutes=minutes)
+    for before, requests in sorted(drawn):
+        if before < minutes:
+            usage = with_requests(usage, FIRST_MONDAY + timedelta(minutes=before), requests)
+    if is_expected(usage, now):
+        slot = (now.hour * 60 + now.minute) // SLOT_MINUTES
+        assert sum(slot in slots for day, slots in usage.days.items() if day < now.toordinal()) >= 2

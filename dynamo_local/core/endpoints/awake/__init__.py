@@ -1,1 +1,0 @@
-"""When an endpoint is awake, parked or asleep. Pure."""
