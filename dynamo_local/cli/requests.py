@@ -15,8 +15,8 @@ from dynamo_local.core.errors import UsageError
 from dynamo_local.core.names import short_watcher
 
 if TYPE_CHECKING:
-    from dynamo_local.control.answers import JobRow, QueueView, RequestLine
-    from dynamo_local.core.messages.admin import MigrationResult
+    from dynamo_local.control.answers import JobRow, QueueView
+    from dynamo_local.core.messages.admin import MigrationResult, RequestLine
 
 _REQUEST_HEADERS: tuple[str, ...] = ("REQUEST", "ENDPOINT", "WORKER", "EPOCH", "PROMPT", "TOKENS", "AGE", "MIGRATES")
 

@@ -34,7 +34,7 @@ from dynamo_local.core.fleet.view import WORKER_ROLES, last_answering
 from dynamo_local.core.names import LOCAL_NODE
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker, Restart
 from dynamo_local.core.shares import fits, shown_devices, summed
-from dynamo_local.supervisor.places.local import Books, reserve_here
+from dynamo_local.supervisor.places.local import Books
 from dynamo_local.supervisor.places.port import Need, Places, Status
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, is_worker, worker_of
 from dynamo_local.supervisor.server.launch.plan import plan_watcher
@@ -167,7 +167,8 @@ class WorkerChanges:
         return Result(False, watcher, f"{watcher} did not start: {why}", unexplained)
 
     async def claim(self, change: AddWorker, limits: DeviceLimits) -> WatcherPlan:
-        """Reserve what a worker needs, and claim it; `start` is then to start it. Raises UsageError as `claim_worker`,
+        """Reserve what a worker needs, and claim it; `start` is then to start it. Raises UsageError for what is no
+        worker of this graph, DeviceError (a UsageError) if no device is free or the budget is spent,
         SupervisorError if the place does not answer."""
         return await self._claim_new(template_of(self._blueprint, change), limits, node=change.node)
 
@@ -325,22 +326,6 @@ class WorkerChanges:
 
     def _is_ready(self, component: Component) -> bool:
         return component.phase is None and component.lease is not None and self._ports.fleet.is_ready(component.lease)
-
-
-def claim_worker(
-    state: State, blueprint: Blueprint, change: AddWorker, limits: DeviceLimits, elsewhere: Mapping[int, str]
-) -> tuple[State, WatcherPlan]:
-    """Reserve and claim one more worker on this machine, as `WorkerChanges.claim` does. Pure.
-
-    `elsewhere`: devices that others on the machine hold, and who holds them. Raises UsageError for what is no worker of
-    this graph, and DeviceError (a UsageError) if no device is free or the budget is spent.
-    """
-    template = template_of(blueprint, change)
-    check_budget(state, template, limits)
-    watcher = next_watcher(state, template.service, template.revision)
-    state, reservation = reserve_here(state, blueprint.inventory, watcher, need_of(template), elsewhere)
-    plan = plan_watcher(template, watcher, blueprint.inventory, reservation.devices)
-    return claim_reserved(state, template, plan, limits), plan
 
 
 def claim_reserved(

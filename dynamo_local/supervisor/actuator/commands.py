@@ -32,12 +32,12 @@ from dynamo_local.core.planning.decision import event_of
 from dynamo_local.core.shares import fits, summed
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.actuators import Actuators
-from dynamo_local.supervisor.actuator.changes import claim_worker, devices_held
+from dynamo_local.supervisor.actuator.changes import devices_held
 from dynamo_local.supervisor.control.api import Orders
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, is_worker, worker_of
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.upkeep.devices import held_by_others
-from state.devices.allocation import held_by, noun
+from state.devices.allocation import allocate, held_by, noun
 from state.machine.processes import alive, start_time
 from state.statefile.model import Component, Owner, State
 from state.statefile.transitions import entries, release, shares_taken
@@ -99,8 +99,12 @@ def _check_packing(
     """Raise DeviceError if the free shares of devices are too small for a worker, each being chosen as at its start."""
     for watcher in leaving:
         state = release(state, watcher)
+    held = shares_taken(state)
     for change in additions:
-        state, _ = claim_worker(state, blueprint, change, DeviceLimits(), elsewhere)
+        template = blueprint.worker(str(change.component))
+        others = {} if template.virtual else elsewhere
+        found = allocate(blueprint.inventory, held, template.devices, template.service, others, template.share)
+        held |= {device: summed([held.get(device, 0), template.share]) for device in found}
 
 
 def plan_drain(state: State, blueprint: Blueprint, watcher: str, *, even_the_last: bool) -> tuple[Action, ...]:
