@@ -46,6 +46,9 @@ from dynamo_local.supervisor.admin.requests import MigrationWish, list_requests,
 from dynamo_local.supervisor.admin.watchers import RoleWish, change_role, devices_of_others, list_watchers
 from state.paths import StatePaths
 
+SET, CONFIGURED, DEFAULT = "set", "configuration", "default"
+_ANSWER_WITHIN_S = 5.0
+
 
 def admin_handlers(server: AskedServer) -> Handlers:
     """Return what answers from the start on: what is not known yet is said so."""
@@ -82,9 +85,6 @@ def admin_handlers(server: AskedServer) -> Handlers:
 
 async def _listed(rows: Awaitable[Sequence[Any]]) -> dict[str, Any]:
     return {"object": "list", "data": await rows}
-
-
-SET, CONFIGURED, DEFAULT = "set", "configuration", "default"
 
 
 async def list_settings(server: AskedServer) -> list[SettingRow]:
@@ -189,9 +189,6 @@ async def _exists(queue: PrefillQueue) -> bool:
     except QueueAbsentError:
         return False
     return True
-
-
-_ANSWER_WITHIN_S = 5.0
 
 
 async def list_routes(

@@ -32,6 +32,9 @@ from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.admin.asked import AskedServer, ask, known_revisions, shown_model, unanswered
 from dynamo_local.supervisor.admin.watchers import list_watchers
 
+_K = TypeVar("_K")
+
+_ALL = 2**31
 _ANSWER_WITHIN_S = 5.0
 _MIGRATED_WITHIN_S = 120.0
 
@@ -103,11 +106,6 @@ async def look(server: AskedServer, endpoint: str | None = None) -> tuple[list[W
     """The watchers of a server, and the revisions whose requests frontends may have: all, or those of an endpoint."""
     found, board = await asyncio.gather(list_watchers(server), server.board())
     return found, known_revisions((row.revision for row in found), board, endpoint)
-
-
-_K = TypeVar("_K")
-
-_ALL = 2**31
 
 
 async def list_requests(

@@ -34,6 +34,9 @@ from state.statefile.transitions import taken
 
 CRASHED = "crashed"
 _BOOT_TIME = "btime "
+_POLL_S = 0.05
+_REPORT_EVERY_S = 5.0
+_LOCKED_WITHIN_S = 3.0
 
 
 class ServerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,11 +167,6 @@ def _booted_at() -> int:
     with system_errors("cannot read /proc/stat"):
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
     return int(next(line for line in lines if line.startswith(_BOOT_TIME)).removeprefix(_BOOT_TIME))
-
-
-_POLL_S = 0.05
-_REPORT_EVERY_S = 5.0
-_LOCKED_WITHIN_S = 3.0
 
 
 def stop(paths: StatePaths, timeout_s: float, report: Report, *, forget_endpoints: bool = False) -> None:

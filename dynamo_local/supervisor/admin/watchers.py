@@ -35,6 +35,9 @@ from state.devices.allocation import holder_lines
 from state.statefile.model import Component
 from state.statefile.transitions import set_role
 
+_ANSWER_WITHIN_S = 10.0
+ROLES = (PREFILL_ROLE, DECODE_ROLE)
+
 
 async def list_watchers(server: AskedServer) -> list[WatcherRow]:
     """List all watchers, as `in_order`. Raises SupervisorError, StateError."""
@@ -140,11 +143,6 @@ def _described(presence: Presence | None, pid: int | None) -> str:
     if pid is None:
         return "no process"
     return described(presence) if presence is not None and presence.pid == pid else ""
-
-
-_ANSWER_WITHIN_S = 10.0
-
-ROLES = (PREFILL_ROLE, DECODE_ROLE)
 
 
 class RoleWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
