@@ -26,9 +26,10 @@ from dynamo_local.core.shares import summed
 from dynamo_local.core.subjects import Subjects, revision_in
 from dynamo_local.log_once import LogOnce
 from state.endpoints.board import read_board
+from state.locks import server_pid
 from state.paths import StatePaths
 from state.statefile.model import State
-from state.statefile.store import StateStore, server_pid
+from state.statefile.store import StateStore
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The statefile on disk: atomic, locked, mode 0600. Also exports `ServerLock` and `server_pid`.
+"""The statefile on disk: atomic, locked, mode 0600.
 
 Readers take no lock: they see one whole version. Writers exclude each other by a lock that exists as long as the
 statefile does. Each update is written to a copy in the run directory first. If the statefile is damaged or removed
@@ -16,11 +16,9 @@ from typing import TypeVar
 from dynamo_local.core.errors import DynamoError, NotRunningError, StateError
 from dynamo_local.core.names import LOCAL_NODE
 from state.files import DISK, Disk, DiskError, make_private_directory, replace_file, system_errors
-from state.locks import Clock, FileLock, ServerLock, server_pid
+from state.locks import Clock, FileLock, server_pid
 from state.paths import StatePaths
 from state.statefile.model import Owner, State, decode, encode
-
-__all__ = ["ServerLock", "StateStore", "server_pid"]
 
 LOCK_TIMEOUT_S = 10.0
 """An update takes milliseconds; a process that holds the lock for this long is stopped or stuck."""

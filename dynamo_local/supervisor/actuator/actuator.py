@@ -94,20 +94,23 @@ class LocalActuator:
         async with self._changing():
             await self._finish_what_is_left()
             started = self._ports.clock()
-            removals = [self._remove(change) for change in changes if isinstance(change, RemoveWorker)]
-            removed = iter(await side_by_side(removals))
-            added = iter(await self._add_all([each for each in changes if isinstance(each, AddWorker)], limits))
-            outcomes: list[ActionOutcome] = []
-            for change in changes:
-                match change:
-                    case RemoveWorker():
-                        outcomes.append(next(removed))
-                    case AddWorker():
-                        outcomes.append(next(added))
-                    case _:
-                        result = await self._attempt(self._make(change, limits))
-                        outcomes.append(self._outcome(change, result, started))
-            return outcomes
+            outcomes: dict[int, ActionOutcome] = {}
+
+            async def make(number: int, work: Awaitable[Result], since: float = started) -> None:
+                outcomes[number] = self._outcome(changes[number], await self._attempt(work), since)
+
+            numbered = list(enumerate(changes))
+            await side_by_side(
+                make(n, self._make(each, limits)) for n, each in numbered if isinstance(each, RemoveWorker)
+            )
+            adding = self._ports.clock()
+            additions = [(n, each) for n, each in numbered if isinstance(each, AddWorker)]
+            claims = [(n, await self._attempt(self._claimed(each, limits))) for n, each in additions]
+            await side_by_side(make(n, self._begun(claim), adding) for n, claim in claims)
+            for n, each in numbered:
+                if n not in outcomes:
+                    await make(n, self._make(each, limits))
+            return [outcomes[n] for n, _ in numbered]
 
     async def end_revision(self, revision: str) -> tuple[str, ...]:
         """End all processes of a revision of the endpoint at the same time, whatever is under way with them, then drop
@@ -220,24 +223,12 @@ class LocalActuator:
         for note in notes:
             self._ports.report.step(note)
 
-    async def _remove(self, change: RemoveWorker) -> ActionOutcome:
-        started = self._ports.clock()
-        result = await self._attempt(self._make(change, DeviceLimits()))
-        return self._outcome(change, result, started)
-
-    async def _add_all(self, changes: Sequence[AddWorker], limits: DeviceLimits) -> list[ActionOutcome]:
-        started = self._ports.clock()
-
-        async def begun(change: AddWorker, claim: WatcherPlan | Result) -> ActionOutcome:
-            result = claim if isinstance(claim, Result) else await self._attempt(self._changes.start(claim))
-            return self._outcome(change, result, started)
-
-        claims = [(change, await self._attempt(self._claimed(change, limits))) for change in changes]
-        return await side_by_side(begun(change, claim) for change, claim in claims)
-
     async def _claimed(self, change: AddWorker, limits: DeviceLimits) -> WatcherPlan:
         self._check_mine(change)
         return await self._changes.claim(change, limits)
+
+    async def _begun(self, claim: WatcherPlan | Result) -> Result:
+        return claim if isinstance(claim, Result) else await self._changes.start(claim)
 
     async def _attempt(self, work: Awaitable[_T]) -> _T | Result:
         """The result of a change among others. One whose end is not known is finished by the next `reconcile`."""

@@ -96,7 +96,7 @@ class Actuators:
             places=self.cluster or self.machinery.place(blueprint.inventory, self.circus, report),
             fleet=self.fleet,
             lock=self._locks.setdefault(endpoint, asyncio.Lock()),
-            change_role=self._change_role,
+            change_role=lambda watcher, role: change_role(self.asked, watcher, RoleWish(role, recorded=False)),
             report=report,
             clock=time.monotonic,
         )
@@ -106,9 +106,6 @@ class Actuators:
         """Whether a change of that endpoint's workers, or of the graph's own processes, is under way."""
         lock = self._locks.get(endpoint)
         return lock is not None and lock.locked()
-
-    async def _change_role(self, watcher: str, role: str) -> None:
-        await change_role(self.asked, watcher, RoleWish(role, recorded=False))
 
 
 _EVERY_S = 1.0

@@ -83,7 +83,7 @@ class Ports:
     places: Places
     fleet: Fleet
     lock: asyncio.Lock
-    change_role: Callable[[str, str], Awaitable[None]]
+    change_role: Callable[[str, str], Awaitable[object]]
     report: Report
     clock: Callable[[], float]
 
