@@ -11,7 +11,7 @@ import click
 from dynamo_local.cli import completion
 from dynamo_local.cli.commands import INTERRUPTED, CommandGroup
 from dynamo_local.cli.options import json_option, namespace_option, paths_of_kept
-from dynamo_local.cli.output import date, facts, print_json, table
+from dynamo_local.cli.output import date, facts, print_result, table
 from dynamo_local.core.errors import ItemAbsentError
 
 if TYPE_CHECKING:
@@ -45,11 +45,7 @@ def task() -> None:
 @json_option
 def list_(namespace: str, *, with_ended: bool, as_json: bool) -> None:
     """List the asynchronous tasks of the server that have not ended, the newest first."""
-    tasks = _listed("task", namespace, with_ended=with_ended)
-    if as_json:
-        print_json(tasks)
-    else:
-        click.echo(table(_TASK_HEADERS, list(map(_task_cells, tasks))) if tasks else "there are no such tasks")
+    print_result(_listed("task", namespace, with_ended=with_ended), _table_of_tasks, as_json=as_json)
 
 
 @task.command()
@@ -60,11 +56,7 @@ def show(task_id: str, namespace: str, *, as_json: bool) -> None:
     """Show asynchronous task TASK. What was asked and answered is its owner's, and not shown."""
     from dynamo_local.control.operations import GET_JOB
 
-    found = _do(GET_JOB, "task", task_id, namespace)
-    if as_json:
-        print_json(found)
-    else:
-        click.echo(facts(_task_facts(found)))
+    print_result(_do(GET_JOB, "task", task_id, namespace), lambda found: facts(_task_facts(found)), as_json=as_json)
 
 
 @task.command()
@@ -75,11 +67,10 @@ def cancel(task_id: str, namespace: str, *, as_json: bool) -> None:
     """Cancel asynchronous task TASK, which then has failed. One that has a result keeps it."""
     from dynamo_local.control.operations import CANCEL_JOB
 
-    found = _do(CANCEL_JOB, "task", task_id, namespace)
-    if as_json:
-        print_json(found)
-    else:
-        click.echo(f"{task_id} is {found['status'] if found['has_ended'] else 'being cancelled'}")
+    def text(found: Mapping[str, Any]) -> str:
+        return f"{task_id} is {found['status'] if found['has_ended'] else 'being cancelled'}"
+
+    print_result(_do(CANCEL_JOB, "task", task_id, namespace), text, as_json=as_json)
 
 
 @task.command()
@@ -188,11 +179,7 @@ def run(
 @json_option
 def list_batches(namespace: str, *, as_json: bool) -> None:
     """List the batches of the server, the newest first."""
-    batches = _listed("batch", namespace, with_ended=True)
-    if as_json:
-        print_json(batches)
-    else:
-        click.echo(table(_BATCH_HEADERS, list(map(_batch_cells, batches))) if batches else "there are no batches")
+    print_result(_listed("batch", namespace, with_ended=True), _table_of_batches, as_json=as_json)
 
 
 @batch.command(name="show")
@@ -203,11 +190,7 @@ def show_batch(batch_id: str, namespace: str, *, as_json: bool) -> None:
     """Show batch BATCH, with what is wrong with it."""
     from dynamo_local.control.operations import GET_JOB
 
-    found = _do(GET_JOB, "batch", batch_id, namespace)
-    if as_json:
-        print_json(found)
-    else:
-        click.echo(facts(_batch_facts(found)))
+    print_result(_do(GET_JOB, "batch", batch_id, namespace), lambda found: facts(_batch_facts(found)), as_json=as_json)
 
 
 @batch.command(name="cancel")
@@ -219,10 +202,7 @@ def cancel_batch(batch_id: str, namespace: str, *, as_json: bool) -> None:
     from dynamo_local.control.operations import CANCEL_JOB
 
     found = _do(CANCEL_JOB, "batch", batch_id, namespace)
-    if as_json:
-        print_json(found)
-    else:
-        click.echo(f"{batch_id} is {found['status']}")
+    print_result(found, lambda found: f"{batch_id} is {found['status']}", as_json=as_json)
 
 
 def _listed(kind: str, namespace: str, *, with_ended: bool) -> Sequence[Mapping[str, Any]]:
@@ -287,6 +267,10 @@ def _url_of(namespace: str) -> str:
     return record.url
 
 
+def _table_of_tasks(tasks: Sequence[Mapping[str, Any]]) -> str:
+    return table(_TASK_HEADERS, list(map(_task_cells, tasks))) if tasks else "there are no such tasks"
+
+
 def _task_cells(task: Mapping[str, Any]) -> tuple[str, ...]:
     created = date(task["created_at"]) if "created_at" in task else ""
     return task["task_id"], task["status"], task.get("model", ""), task.get("path", ""), task["owner"], created
@@ -311,6 +295,10 @@ def _task_facts(task: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "receiver", task["callback_receiver"]
     if task["status_code"] is not None:
         yield "answered", f"status {task['status_code']}, {task['answer_bytes']} bytes"
+
+
+def _table_of_batches(batches: Sequence[Mapping[str, Any]]) -> str:
+    return table(_BATCH_HEADERS, list(map(_batch_cells, batches))) if batches else "there are no batches"
 
 
 def _batch_cells(batch: Mapping[str, Any]) -> tuple[str, ...]:

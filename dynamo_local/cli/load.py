@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dynamo_local.cli.commands import INTERRUPTED, CommandGroup
-from dynamo_local.cli.options import FiniteRange
-from dynamo_local.cli.output import print_json
+from dynamo_local.cli.options import FiniteRange, json_option
+from dynamo_local.cli.output import print_result
 from dynamo_local.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def load(context: click.Context, /, json_file: Path | None, **options: Any) -> i
 @load.command()
 @click.argument("first", type=click.Path(path_type=Path), metavar="A.json")
 @click.argument("second", type=click.Path(path_type=Path), metavar="B.json")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 def compare(first: Path, second: Path, as_json: bool) -> None:
     """Compare the saved runs A.json and B.json.
 
@@ -190,10 +190,7 @@ def compare(first: Path, second: Path, as_json: bool) -> None:
     from dynamo_local.load import runs
 
     found = runs.compare(runs.read(first), runs.read(second), random.Random(0))
-    if as_json:
-        print_json(found)
-    else:
-        click.echo(runs.as_text(found))
+    print_result(found, runs.as_text, as_json=as_json)
 
 
 class _Terminal:

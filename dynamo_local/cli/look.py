@@ -17,7 +17,7 @@ from dynamo_local.cli.options import (
     server_of,
     state_folder,
 )
-from dynamo_local.cli.output import date, print_json, table
+from dynamo_local.cli.output import date, print_json, print_result, table
 from dynamo_local.core.names import short_watcher, shown_node
 from dynamo_local.core.shares import shown_devices
 
@@ -204,10 +204,7 @@ def route(
 
     query = {"limit": str(limit), "request": request_id, "endpoint": endpoint}
     answer = server_of(namespace).do(LIST_ROUTES, query=query)
-    if as_json:
-        print_json(answer)
-    else:
-        click.echo(text_of_routes(msgspec.convert(answer, RoutesView), explain=explain))
+    print_result(answer, lambda it: text_of_routes(msgspec.convert(it, RoutesView), explain=explain), as_json=as_json)
 
 
 def text_of_routes(view: RoutesView, *, explain: bool) -> str:

@@ -44,6 +44,14 @@ def print_json(content: Any) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(content), indent=2))
 
 
+def print_result(content: Any, text: Callable[[Any], str], *, as_json: bool) -> None:
+    """Print what was found, or came of an order: with --json all of it, else as `text` has it."""
+    if as_json:
+        print_json(content)
+    else:
+        click.echo(text(content))
+
+
 class Console:
     """A report (supervisor.server.report.Report) on standard output, or on standard error if `err`. Steps show the
     seconds since the console was made, and watchers by their short names, as tables do."""

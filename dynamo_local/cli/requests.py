@@ -10,12 +10,12 @@ import click
 from dynamo_local.cli import completion
 from dynamo_local.cli.commands import CommandGroup
 from dynamo_local.cli.options import endpoint_option, json_option, namespace_option, server_of
-from dynamo_local.cli.output import print_json, table
+from dynamo_local.cli.output import print_result, table
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.names import short_watcher
 
 if TYPE_CHECKING:
-    from dynamo_local.control.answers import JobRow, QueueView
+    from dynamo_local.control.answers import JobRow, QueueView, RequestsView
     from dynamo_local.core.messages.admin import MigrationResult, RequestLine
 
 _REQUEST_HEADERS: tuple[str, ...] = ("REQUEST", "ENDPOINT", "WORKER", "EPOCH", "PROMPT", "TOKENS", "AGE", "MIGRATES")
@@ -60,13 +60,12 @@ def requests(namespace: str, limit: int, worker: str | None, endpoint: str | Non
 
     query = {"limit": str(limit), "worker": worker, "endpoint": endpoint}
     answer = server_of(namespace).do(LIST_REQUESTS, query=query)
-    if as_json:
-        print_json(answer)
-        return
-    view = msgspec.convert(answer, RequestsView)
-    click.echo(table_of_requests(view.requests))
-    if view.left_out:
-        click.echo(f"and {view.left_out} more")
+    print_result(answer, lambda it: _requests_text(msgspec.convert(it, RequestsView)), as_json=as_json)
+
+
+def _requests_text(view: RequestsView) -> str:
+    shown = table_of_requests(view.requests)
+    return f"{shown}\nand {view.left_out} more" if view.left_out else shown
 
 
 def table_of_requests(lines: Sequence[RequestLine]) -> str:
@@ -127,15 +126,11 @@ def migrate(
         raise UsageError("name either a request or a worker to migrate from", "give REQUEST or --from WATCHER")
     wish = {"request": request, "from": source, "to": destination, "cold": cold}
     answer = server_of(namespace).do(MIGRATE, wish, timeout_s=_MIGRATED_WITHIN_S)["data"]
-    if as_json:
-        print_json(answer)
-    else:
-        found = msgspec.convert(answer, list[MigrationResult])
-        click.echo(
-            table(_MIGRATION_HEADERS, [_migration_cells(line) for line in found])
-            if found
-            else "there is no request to migrate"
-        )
+    print_result(answer, lambda it: _migrated_text(msgspec.convert(it, list[MigrationResult])), as_json=as_json)
+
+
+def _migrated_text(found: Sequence[MigrationResult]) -> str:
+    return table(_MIGRATION_HEADERS, list(map(_migration_cells, found))) if found else "there is no request to migrate"
 
 
 def _migration_cells(line: MigrationResult) -> tuple[str, ...]:
@@ -177,10 +172,7 @@ def ls(namespace: str, limit: int, endpoint: str | None, as_json: bool) -> None:
 
     query = {"limit": str(limit), "endpoint": endpoint}
     answer = server_of(namespace).do(READ_QUEUE, query=query)
-    if as_json:
-        print_json(answer)
-    else:
-        click.echo(_queue_text(msgspec.convert(answer, QueueView)))
+    print_result(answer, lambda it: _queue_text(msgspec.convert(it, QueueView)), as_json=as_json)
 
 
 @queue.command()

@@ -265,11 +265,6 @@ def serve(
     port: int,
     namespace: str | None,
     model: str | None,
-    nats_url: str | None,
-    nats_ca: Path | None,
-    bus_host: str | None,
-    cpu_slots: int | None,
-    forkserver: bool,
     **options: Any,
 ) -> None:
     """Serve MODEL with workers, a router and the OpenAI API.
@@ -313,25 +308,20 @@ def serve(
     if click.get_current_context().get_parameter_source("port") is ParameterSource.DEFAULT:
         given = port_in(config, line.overrides)
         port = port if given is None else given
-    endpoints, forget = endpoints_in(config), options["forget"]
+    endpoints = endpoints_in(config)
     unnamed = not line.targets and model is None
-    alone = endpoints is not None or (unnamed and not forget and has_ordered(namespace))
+    alone = endpoints is not None or (unnamed and not options["forget"] and has_ordered(namespace))
+    same = ("nats_url", "nats_ca", "bus_host", "cpu_slots", "forkserver", "forget", "environment")
     request = ServeRequest(
-        "",
-        config,
-        line.overrides,
-        namespace,
-        model,
-        nats_url,
-        nats_ca,
-        bus_host,
-        cpu_slots,
-        forkserver,
-        line.flags,
-        endpoints or (),
-        forget,
-        options["environment"],
-        options["address"],
+        target="",
+        config=config,
+        overrides=line.overrides,
+        namespace=namespace,
+        model=model,
+        flags=line.flags,
+        endpoints=endpoints or (),
+        cluster_address=options["address"],
+        **{name: options[name] for name in same},
     )
     serving = Serving.of(line.targets, wishes, request, alone=alone)
     serving = replace(serving, kv_network=options["kv_network"], kv_stream=options["kv_stream"])
