@@ -2,6 +2,7 @@
 
     start.py         opens the registry when the server has started, and runs the controller
     controller.py    takes orders, and has a task for each endpoint
+    parts.py         what endpoints and their revisions work with
     orders.py        checks orders and writes them into the registry
     kept_registry.py the registry in memory and on disk
     endpoint.py      an endpoint: looks, asks core/endpoints/rollout.py what is next, and has it carried out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from dynamo_local.core.errors import UsageError
 from dynamo_local.core.messages.endpoints import EndpointStatus, ServedAdapter
 from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
+from dynamo_local.supervisor.endpoints.record import EndpointRecord
 from dynamo_local.supervisor.server.launch.models import rank_of
 
 _EVERY_S = 5.0
@@ -45,18 +46,12 @@ class AdapterFolders:
     is wrong with them."""
 
     def __init__(
-        self,
-        kept: KeptRegistry,
-        run_of: Callable[[str], EndpointRun | None],
-        happened: Callable[[str, str, str], None],
-        *,
-        on_cpu: bool,
+        self, kept: KeptRegistry, runs: Mapping[str, EndpointRun], record: EndpointRecord, *, on_cpu: bool
     ) -> None:
-        """`run_of`: what runs for an endpoint with workers. `happened(endpoint, what, why)`: for the event log and the
-        terminal."""
+        """`runs`: what runs for each endpoint with workers."""
         self._kept = kept
-        self._run_of = run_of
-        self._happened = happened
+        self._runs = runs
+        self._record = record
         self.on_cpu = on_cpu
         self._ranks: dict[str, int] = {}
         self._wrong: dict[str, str] = {}
@@ -69,7 +64,7 @@ class AdapterFolders:
 
     async def look(self) -> None:
         """Look at all adapters: their folders, and what workers tell of them."""
-        adapters = _adapters(self._kept.current, self._run_of)
+        adapters = _adapters(self._kept.current, self._runs)
         found = await asyncio.to_thread(_look, adapters)
         for (adapter, base, _), rank in zip(adapters, found, strict=True):
             entry = self._kept.current.entries.get(adapter.name)
@@ -81,7 +76,7 @@ class AdapterFolders:
 
     async def read(self, adapter: EndpointSpec, base: EndpointSpec) -> None:
         """Look at the folder of an adapter that is ordered. Raises UsageError if it cannot be served on that base."""
-        folder = _model_folder(self._run_of(base.name))
+        folder = _model_folder(self._runs.get(base.name))
         self._ranks[adapter.model] = await asyncio.to_thread(rank_of, adapter, base, folder)
         self._wrong.pop(adapter.name, None)
 
@@ -125,7 +120,7 @@ class AdapterFolders:
 
     def _told_by_workers(self, entry: Entry, base: str) -> str:
         """Why a worker cannot load the adapter; empty if none has said so."""
-        run = self._run_of(base)
+        run = self._runs.get(base)
         why = None if run is None else run.failed_adapters.get(_served_adapter(entry).key)
         return "" if why is None else f"a worker cannot load it: {why}"
 
@@ -134,19 +129,17 @@ class AdapterFolders:
         if isinstance(found, int):
             self._ranks[adapter.model] = found
             if self._wrong.pop(adapter.name, None) is not None:
-                self._happened(adapter.name, "may be loaded again", "")
+                self._record.happened(adapter.name, "may be loaded again")
         elif found != before:
             self._wrong[adapter.name] = found
-            self._happened(adapter.name, "failed", found)
+            self._record.happened(adapter.name, "failed", found)
 
 
-def _adapters(
-    registry: Registry, run_of: Callable[[str], EndpointRun | None]
-) -> list[tuple[EndpointSpec, EndpointSpec, str]]:
+def _adapters(registry: Registry, runs: Mapping[str, EndpointRun]) -> list[tuple[EndpointSpec, EndpointSpec, str]]:
     """All adapters, each with its base, and the folder of that one's model as far as it is known."""
     specs = [entry.spec for entry in registry.entries.values()]
     bases = [(spec, registry.entry(spec.adapter_of).spec) for spec in specs if spec.adapter_of is not None]
-    return [(spec, base, _model_folder(run_of(base.name))) for spec, base in bases]
+    return [(spec, base, _model_folder(runs.get(base.name))) for spec, base in bases]
 
 
 def _model_folder(run: EndpointRun | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from dynamo_local.core.endpoints.checks import check_devices, devices_of_worker
 from dynamo_local.core.endpoints.registry import Entry
@@ -13,136 +12,93 @@ from dynamo_local.core.endpoints.spec import EndpointSpec, served_names
 from dynamo_local.core.endpoints.turns import Limits
 from dynamo_local.core.errors import DeviceError, EndpointConflictError
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointView
-from dynamo_local.core.messages.events import Event
-from dynamo_local.core.names import Revision, endpoint_of
-from dynamo_local.core.planning.actions import AddWorker
+from dynamo_local.core.names import endpoint_of
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.supervisor.actuator.actuator import LocalActuator
-from dynamo_local.supervisor.actuator.changes import template_of
 from dynamo_local.supervisor.endpoints.adapters import AdapterFolders, AdaptersOfBase
 from dynamo_local.supervisor.endpoints.awake import KeptUsage
 from dynamo_local.supervisor.endpoints.board import BoardWriter
 from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
-from dynamo_local.supervisor.endpoints.endpoint_tools import EndpointTools
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
 from dynamo_local.supervisor.endpoints.orders import Orders
+from dynamo_local.supervisor.endpoints.parts import EndpointParts
 from dynamo_local.supervisor.endpoints.record import EndpointRecord
 from dynamo_local.supervisor.endpoints.revisions.files import RevisionFiles
 from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher
 from dynamo_local.supervisor.endpoints.revisions.memory import MemoryRoom
-from dynamo_local.supervisor.endpoints.revisions.observing import RevisionWatch
 from dynamo_local.supervisor.endpoints.revisions.parking import Parking
-from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
-from dynamo_local.supervisor.endpoints.turns import TurnKeeper, TurnPorts
-from dynamo_local.supervisor.places.capacity import Capacity, MachineFacts, Startable
+from dynamo_local.supervisor.endpoints.turns import TurnKeeper
+from dynamo_local.supervisor.places.capacity import Capacity, MachineFacts
 from dynamo_local.supervisor.server.controlled import ControlledServer
 from dynamo_local.supervisor.server.launch.models import on_cpu
-from dynamo_local.supervisor.server.launch.prepare import check_clustered
+from dynamo_local.supervisor.server.launch.prepare import check_clustered, own_names
 from dynamo_local.tasks import TaskGuard
-from state.devices.allocation import Inventory, noun
-from state.paths import StatePaths
+from state.devices.allocation import noun
 from state.statefile.model import State
-
-
-@dataclass(frozen=True)
-class ControllerPorts:
-    """What the controller of one server works with.
-
-    `own_names`: names of models that the graph itself serves.
-    """
-
-    server: ControlledServer
-    kept: KeptRegistry
-    launcher: EndpointLauncher
-    facts: MachineFacts
-    tasks: TaskGuard
-    capacity: Capacity
-    own_names: frozenset[str] = frozenset()
-
-    @property
-    def paths(self) -> StatePaths:
-        return self.server.launch.paths
-
-    @property
-    def inventory(self) -> Inventory:
-        return self.server.launch.inventory
 
 
 class EndpointController:
     """Looks after all endpoints of one server. It alone changes their workers."""
 
-    def __init__(self, ports: ControllerPorts) -> None:
-        self._ports = ports
-        self._server = server = ports.server
-        self._subjects = Subjects(ports.paths.namespace)
+    def __init__(
+        self,
+        server: ControlledServer,
+        kept: KeptRegistry,
+        launcher: EndpointLauncher,
+        tasks: TaskGuard,
+        capacity: Capacity,
+        facts: MachineFacts,
+    ) -> None:
+        launch, paths, registration = server.launch, server.launch.paths, server.registration
+        subjects = Subjects(paths.namespace)
+        self._server = server
+        self._kept = kept
+        self._tasks = tasks
+        self._capacity = capacity
         self._runs: dict[str, EndpointRun] = {}
-        self._capacity = ports.capacity
-        self._files = RevisionFiles(ports.paths, server.blueprint, server.streams, server.bus)
         self._board = BoardWriter(
-            *(ports.paths.board_file, server.bus, self._subjects, self._contents, server.report, server.record)
+            *(paths.board_file, server.bus, subjects, self._contents, server.report, server.record)
         )
-        self._adapters = AdapterFolders(ports.kept, self._runs.get, self._happened, on_cpu=on_cpu(ports.inventory))
-        self._record = EndpointRecord(server.record, server.report, server.bus, self._subjects)
-        self._usage = KeptUsage(ports.paths.endpoint_use_file, server.report, time.time)
+        self._record = EndpointRecord(server.record, server.report, server.bus, subjects, self._board)
+        self._usage = KeptUsage(paths.endpoint_use_file, server.report, time.time)
         self._turns = TurnKeeper(
-            TurnPorts(
-                runs=self._runs.values,
-                read_state=self._server.registration.read,
-                free=self._capacity.free,
-                ids=self._capacity.ids,
-                node=self._capacity.node,
-                publish=self._board.publish,
-                record=self._note,
-                limits=Limits(server.settings.turn_s),
-            )
+            *(self._runs, registration, capacity, self._board, self._record), Limits(server.settings.turn_s)
         )
-        self._endpoint_tools = EndpointTools(
-            ports.kept,
-            self._revision_tools(),
-            startable=self._startable,
-            publish=self._board.publish,
-            touch=self._board.touch,
-            happened=self._happened,
-            record=self._note,
-            looked=self._turns.looked,
+        self._adapters = AdapterFolders(kept, self._runs, self._record, on_cpu=on_cpu(launch.inventory))
+        self._parts = EndpointParts(
+            *(server, tasks, kept, launcher),
+            memory=MemoryRoom(paths, registration.read),
+            files=RevisionFiles(paths, server.blueprint, server.streams, server.bus),
+            parking=Parking(server.bus, paths.namespace),
+            capacity=capacity,
+            facts=facts,
+            board=self._board,
+            record=self._record,
             usage=self._usage,
-            report=server.report,
-            wall_clock=time.time,
+            turns=self._turns,
         )
         self._orders = Orders(
-            ports.kept,
-            self,
-            self._adapters,
-            check_machine=self._check_machine,
-            check_update=self._check_update,
-            check_wake=self._check_wake,
-            own_names=ports.own_names,
-            happened=self._happened,
-            record=server.record,
-            publish=self._board.publish,
-            touch=self._board.touch,
-            wall_clock=time.time,
+            *(kept, self, self._adapters, self._board, self._record), own_names(launch.graph), time.time
         )
 
     async def run(self) -> None:
         """Bring up what is ordered, and carry out orders, until cancelled."""
         await asyncio.to_thread(self._usage.load)
-        self._ports.tasks.spawn("use of endpoints", self._usage.run())
-        self._ports.tasks.spawn("record of endpoints", self._record.run())
-        for entry in self._ports.kept.current.entries.values():
+        self._tasks.spawn("use of endpoints", self._usage.run())
+        self._tasks.spawn("record of endpoints", self._record.run())
+        for entry in self._kept.current.entries.values():
             self.begin(entry)
         await self._board.publish()
         control, handlers = self._server.control, self._orders.handlers
         control.take(handlers)
         try:
-            self._ports.tasks.spawn("turns of endpoints", self._turns.run())
-            self._ports.tasks.spawn("folders of adapters", self._adapters.run())
+            self._tasks.spawn("turns of endpoints", self._turns.run())
+            self._tasks.spawn("folders of adapters", self._adapters.run())
             await self._board.run()
         finally:
             # Nobody would look after an endpoint that is created while the server stops.
             control.withdraw(handlers)
 
-    # What orders need (orders.Endpoints).
+    # What orders need.
 
     def run_of(self, name: str) -> EndpointRun | None:
         return self._runs.get(name)
@@ -151,20 +107,20 @@ class EndpointController:
         self._board.touch()
         if entry.spec.adapter_of is not None:
             return
-        run = EndpointRun(entry, self._endpoint_tools)
+        run = EndpointRun(entry, self._parts)
         self._runs[run.name] = run
-        self._ports.tasks.spawn(f"endpoint {run.name}", self._look_after(run))
+        self._tasks.spawn(f"endpoint {run.name}", self._look_after(run))
 
     def view(self, name: str) -> EndpointView | None:
         run = self._runs.get(name)
-        entry = self._ports.kept.current.entries.get(name) or (None if run is None else run.entry)
+        entry = self._kept.current.entries.get(name) or (None if run is None else run.entry)
         base = None if entry is None else self._runs.get(entry.spec.adapter_of or "")
         return (
             None if entry is None else self._view(entry, {} if base is None else {base.name: self._adapters.of(base)})
         )
 
     def views(self) -> tuple[EndpointView, ...]:
-        entries = self._ports.kept.current.entries
+        entries = self._kept.current.entries
         ending = [run.entry for name, run in self._runs.items() if name not in entries]
         bases = {entry.spec.adapter_of for entry in entries.values()}
         adapters = {name: self._adapters.of(run) for name, run in self._runs.items() if name in bases}
@@ -175,7 +131,7 @@ class EndpointController:
         del self._runs[run.name]
         self._usage.forget(run.name)
         # Written soon, and again and again if the disk is full: that must not end the server.
-        self._happened(run.name, "deleted", "")
+        self._record.happened(run.name, "deleted")
         self._record.forget(run.name)
 
     def _view(self, entry: Entry, adapters: Mapping[str, AdaptersOfBase]) -> EndpointView:
@@ -196,61 +152,13 @@ class EndpointController:
         revisions = (each for run in self._runs.values() for each in run.board(self._adapters.listed(run)))
         return tuple(revisions), self.views()
 
-    # What endpoints need.
-
-    def _revision_tools(self) -> RevisionTools:
-        ports = self._ports
-        return RevisionTools(
-            launcher=ports.launcher,
-            memory=MemoryRoom(ports.paths, self._server.registration.read),
-            files=self._files,
-            watch=lambda subjects, on_change: RevisionWatch(ports.server.bus, subjects, on_change, ports.tasks.spawn),
-            given_up=ports.server.given_up,
-            read_state=self._server.registration.read,
-            actuator=self._actuator,
-            ask_to_park=Parking(ports.server.bus, ports.paths.namespace).ask,
-            on_failure=lambda revision, error: self._happened(
-                revision.endpoint, f"revision {revision.number} cannot start", error
-            ),
-            renew=self._renew,
-            capacity=self._capacity,
-            nodes=lambda endpoint, amounts: self._turns.nodes(endpoint, self._server.registration.read(), amounts),
-            spawn=ports.tasks.spawn,
-            namespace=ports.paths.namespace,
-            frontend_deadline_s=ports.server.settings.ready_deadline_s,
-            drain_s=ports.server.settings.drain_deadline_s,
-            members=ports.server.members,
-            frontends=ports.server.launch.graph.root.workers,
-        )
-
-    async def _renew(self, revision: Revision) -> None:
-        run = self._runs.get(revision.endpoint)
-        if run is not None:
-            await run.renew(revision.number)
-
-    async def _actuator(self, endpoint: str) -> LocalActuator:
-        return await self._server.actuators.of(endpoint, self._server.report, gone=self._ports.facts.gone)
-
-    async def _startable(self, endpoint: str, state: State, wanted: Sequence[AddWorker]) -> Startable:
-        def look() -> Startable:
-            blueprint = self._server.blueprint.current()
-            templates = [template_of(blueprint, change) for change in wanted]
-            found = self._capacity.startable(state, templates)
-            amounts = [template.device_count for template in templates[: found.workers]]
-            number = self._turns.most(endpoint, state, amounts)
-            shortage = self._turns.why_short(endpoint) or found.shortage
-            shortage = "" if number >= len(wanted) else shortage or "others wait for the devices that are free"
-            return Startable(number, shortage, gone=found.gone)
-
-        return await asyncio.to_thread(look)
-
-    async def _check_machine(self, spec: EndpointSpec, others: Sequence[EndpointSpec]) -> None:
+    async def check_machine(self, spec: EndpointSpec, others: Sequence[EndpointSpec]) -> None:
         on_nodes, total = self._server.launch.clustered, await asyncio.to_thread(self._capacity.total)
         if on_nodes:
             check_clustered(spec)
         check_devices(spec, others, total, noun(self._capacity.kind, 2), on_nodes=on_nodes)
 
-    async def _check_update(self, run: EndpointRun, spec: EndpointSpec) -> None:
+    async def check_update(self, run: EndpointRun, spec: EndpointSpec) -> None:
         """Raise EndpointConflictError if the first worker of another revision has no device, and the present revision
         has only one worker."""
         if run.status().ready > 1:
@@ -263,7 +171,7 @@ class EndpointController:
                 'end the old one first by "replace": true, or another worker',
             ) from None
 
-    async def _check_wake(self, run: EndpointRun) -> None:
+    async def check_wake(self, run: EndpointRun) -> None:
         """Raise EndpointConflictError if an endpoint that is asleep has no device to wake on, and nobody yields one."""
         if run.idleness.rest != "asleep" or self._may_yield(run.name):
             return
@@ -288,10 +196,3 @@ class EndpointController:
         """Whether another endpoint has workers that it is not to keep whatever happens."""
         others = (run for name, run in self._runs.items() if name != to and not run.deleting)
         return any(run.has_more_than_minimum for run in others)
-
-    def _happened(self, endpoint: str, what: str, why: str) -> None:
-        self._note(Event("endpoint", what, why, endpoint=endpoint))
-
-    def _note(self, event: Event) -> None:
-        self._record.note(event)
-        self._board.touch()

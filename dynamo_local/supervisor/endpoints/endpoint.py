@@ -28,11 +28,12 @@ from dynamo_local.core.messages.endpoints import BoardRevision, EndpointStatus, 
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import Revision
 from dynamo_local.supervisor.endpoints.awake import Idleness, Keeping, Kept
-from dynamo_local.supervisor.endpoints.endpoint_tools import EndpointTools
+from dynamo_local.supervisor.endpoints.parts import EndpointParts
 from dynamo_local.supervisor.endpoints.revisions.observing import revisions_of
 from dynamo_local.supervisor.endpoints.revisions.revision import RevisionRun
 from dynamo_local.supervisor.endpoints.turns import Turn, may_start, running
 from dynamo_local.supervisor.places.capacity import Startable
+from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
 from dynamo_local.supervisor.server.reports.report import ReportOnce
 from state.statefile.model import State
 
@@ -49,7 +50,7 @@ _TOLD = {"failed": "endpoint", "waiting": "endpoint", "parked": "park", "asleep"
 class EndpointRun:
     """An endpoint with workers of its own, from its order until nothing is left of it."""
 
-    def __init__(self, entry: Entry, tools: EndpointTools) -> None:
+    def __init__(self, entry: Entry, parts: EndpointParts) -> None:
         self.entry = entry
         """The last order."""
         self.deleting = False
@@ -57,18 +58,18 @@ class EndpointRun:
         """Whether the update under way may end the old revision before the new one is ready."""
         self.takes: int | None = None
         self.turn = Turn()
-        self._keeping = Keeping(tools.wall_clock)
-        self._tools = tools
+        self._keeping = Keeping(parts.wall_clock)
+        self._parts = parts
         self._workers: int | None = None
         self._prefill_workers: int | None = None
         self._revisions: dict[int, RevisionRun] = {}
         self._listed: tuple[int, ...] = ()
         self._seen: Mapping[int, Seen] = {}
-        self.idleness = Idleness(entry.spec, tools.clock, tools.record)
+        self.idleness = Idleness(entry.spec, parts.clock, parts.record.note)
         self._to_look = asyncio.Event()
         self._note = ""
-        self._began_at = tools.clock()
-        self._failure = ReportOnce(tools.report)
+        self._began_at = parts.clock()
+        self._failure = ReportOnce(parts.server.report)
         self._state = ""
 
     @property
@@ -80,7 +81,7 @@ class EndpointRun:
     def order(self, entry: Entry, *, replace: bool = False) -> None:
         """Take a changed entry of the registry."""
         if entry.revision != self.entry.revision:
-            self.replace, self._note, self._began_at = replace, "", self._tools.clock()
+            self.replace, self._note, self._began_at = replace, "", self._parts.clock()
         self.entry = entry
         self.idleness.update(entry.spec)
         for run in self._revisions.values():
@@ -89,12 +90,12 @@ class EndpointRun:
 
     async def renew(self, revision: int) -> None:
         """Order another revision in place of that one, with the same spec: its model's files are others."""
-        now = self._tools.wall_clock()
+        now = self._parts.wall_clock()
         await self._change(lambda registry: registries.renew(registry, self.name, revision, now))
         if self.entry.revision > revision:
-            self.replace, self._note, self._began_at = False, "", self._tools.clock()
+            self.replace, self._note, self._began_at = False, "", self._parts.clock()
             what = f"its model's files have changed: revision {self.entry.revision} is to load them"
-            self._tools.happened(self.name, what, "")
+            self._parts.record.happened(self.name, what)
 
     def wake(self, *, asked: bool) -> None:
         """Have a worker ready, at once. `asked`: by a frontend that holds a request, otherwise by the owner.
@@ -274,7 +275,7 @@ class EndpointRun:
 
     async def _round(self) -> bool:
         """Returns whether nothing is left."""
-        state = await asyncio.to_thread(self._tools.revisions.read_state)
+        state = await asyncio.to_thread(self._parts.server.registration.read)
         # From here on nothing is awaited until `ordered` is taken: orders come in between, with revisions of their own.
         self._know_revisions()
         self._look_at_use(state)
@@ -283,7 +284,7 @@ class EndpointRun:
             self._revisions[number] = self._run_of(number)
         current = self._revisions.get(ordered.revision)
         lacking = () if current is None else current.wanted(ordered.workers, ordered.prefill_workers, state)
-        startable = await self._tools.startable(self.name, state, lacking) if lacking else Startable()
+        startable = await self._startable(state, lacking)
         self._seen = {
             number: run.seen(state, startable if run is current else Startable())
             for number, run in self._revisions.items()
@@ -308,6 +309,11 @@ class EndpointRun:
         await self._forget([n for n, seen in self._seen.items() if seen.is_gone and n not in self.entry.revisions])
         return False
 
+    async def _startable(self, state: State, lacking: Sequence[ServiceTemplate]) -> Startable:
+        if not lacking:
+            return Startable()
+        return await asyncio.to_thread(self._parts.turns.startable, self.name, state, lacking)
+
     # Turns on devices that other endpoints want as well.
 
     def _note_turn(self, ordered: Ordered, state: State) -> None:
@@ -316,8 +322,8 @@ class EndpointRun:
         least = spec.least_awake, spec.min_prefill_workers if spec.disaggregated else 0
         wants = may_start(ordered, current, kept=self.kept)
         lacking = self._revisions[ordered.revision].amounts(*least, state) if wants else ()
-        self.turn.note(lacking, current, self.idleness.state, self._tools.clock())
-        self._tools.looked(self)
+        self.turn.note(lacking, current, self.idleness.state, self._parts.clock())
+        self._parts.turns.looked(self)
 
     # Whether it is used.
 
@@ -333,7 +339,7 @@ class EndpointRun:
             run is not None and run.is_nearly_ready,
         )
         requests = max(0, seen.served - self.idleness.state.served)
-        self._tools.usage.note(self.entry.spec, requests or int(bool(seen.busy)))
+        self._parts.usage.note(self.entry.spec, requests or int(bool(seen.busy)))
         self._look_at_schedule()
         self.idleness.look(seen)
         if self.idleness.rest == "asleep":
@@ -342,7 +348,7 @@ class EndpointRun:
 
     def _look_at_schedule(self) -> None:
         """Wake it where its schedule says so. What is asleep and to be kept awake waits for devices that are free."""
-        kept, before = self._keeping.look(self.entry.spec, self._tools.usage.of(self.name)), self.kept
+        kept, before = self._keeping.look(self.entry.spec, self._parts.usage.of(self.name)), self.kept
         self.idleness.kept = kept
         if kept.due:
             self._wake_for(Kept())
@@ -390,7 +396,7 @@ class EndpointRun:
             run.spec = spec
 
     def _run_of(self, number: int) -> RevisionRun:
-        return RevisionRun(Revision(self.name, number), self._tools.revisions, self.look)
+        return RevisionRun(Revision(self.name, number), self._parts, self)
 
     async def _show(self, plan: Plan) -> None:
         """Put the plan on the board, before anything is done. Raises StateError; then nothing has changed."""
@@ -398,43 +404,43 @@ class EndpointRun:
         self.takes, self._listed = plan.takes, plan.listed
         if before != (self.takes, self._listed):
             try:
-                await self._tools.publish()
+                await self._parts.board.publish()
             except DynamoError:
                 self.takes, self._listed = before
                 raise
         if self.takes is not None:
             self._revisions[self.takes].took_requests = True
         self._tell(before[0])
-        self._tools.touch()
+        self._parts.board.touch()
 
     def _tell(self, took: int | None) -> None:
         """Note a change of state."""
         status = self.status()
         if self.takes is not None and self.takes != took:
-            after_s = self._tools.clock() - self._began_at
+            after_s = self._parts.clock() - self._began_at
             what = "is ready" if status.ready else "is checked"
-            self._tools.happened(self.name, f"revision {self.takes} {what} after {after_s:.1f} s", "")
+            self._parts.record.happened(self.name, f"revision {self.takes} {what} after {after_s:.1f} s")
         if status.state != self._state and status.state in _TOLD:
             kind, cause = _TOLD[status.state], self.idleness.state.cause
-            self._tools.record(Event(kind, status.state, status.reason, endpoint=self.name, cause=cause))
+            self._parts.record.note(Event(kind, status.state, status.reason, endpoint=self.name, cause=cause))
         self._state = status.state
 
     async def _settle(self, revision: int) -> None:
         await self._change(lambda registry: registries.settle(registry, self.name, revision))
-        self._tools.happened(self.name, f"update settled: revision {revision} answers", "")
+        self._parts.record.happened(self.name, f"update settled: revision {revision} answers")
 
     async def _revert(self, ordered: Ordered, why: str) -> None:
-        revision, now = ordered.revision, self._tools.wall_clock()
+        revision, now = ordered.revision, self._parts.wall_clock()
         await self._change(lambda registry: registries.revert(registry, self.name, revision, now))
         # Otherwise another update has been ordered meanwhile, in its place.
         if self.entry.revision == ordered.previous:
             self._note = f"the update to revision {revision} failed, revision {ordered.previous} stays: {why}"
-            self._tools.happened(self.name, f"update reverted to revision {ordered.previous}", why)
+            self._parts.record.happened(self.name, f"update reverted to revision {ordered.previous}", why)
 
     async def _change(self, change: Callable[[Registry], Registry]) -> None:
         """Change the endpoint's entry in the registry, unless it was deleted meanwhile."""
         name = self.name
-        registry = await self._tools.kept.change(lambda before: change(before) if name in before.entries else before)
+        registry = await self._parts.kept.change(lambda before: change(before) if name in before.entries else before)
         self.entry = registry.entries.get(name, self.entry)
         self.idleness.update(self.entry.spec)
         self.replace = self.replace and self.entry.earlier is not None

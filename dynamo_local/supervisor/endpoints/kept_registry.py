@@ -34,5 +34,5 @@ class KeptDocument(Generic[_T]):
             return after
 
 
-class KeptRegistry(KeptDocument[Registry]):
-    """The registry of endpoints of one server."""
+KeptRegistry = KeptDocument[Registry]
+"""The registry of endpoints of one server."""

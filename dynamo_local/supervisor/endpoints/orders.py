@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -40,15 +40,20 @@ from dynamo_local.core.endpoints.checks import (
     runs_differently,
     ways_of,
 )
-from dynamo_local.core.endpoints.registry import Entry, Registry
+from dynamo_local.core.endpoints.registry import Registry
 from dynamo_local.core.endpoints.spec import EndpointSpec, check_names
 from dynamo_local.core.errors import EndpointAbsentError, EndpointConflictError, OrderError, StateError, UsageError
 from dynamo_local.core.messages.endpoints import AdapterOrdered, EndpointView, shown
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import check_endpoint
 from dynamo_local.supervisor.endpoints.adapters import AdapterFolders
+from dynamo_local.supervisor.endpoints.board import BoardWriter
 from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
+from dynamo_local.supervisor.endpoints.record import EndpointRecord
+
+if TYPE_CHECKING:
+    from dynamo_local.supervisor.endpoints.controller import EndpointController
 
 _MOST_WORKERS = 2**31 - 1
 
@@ -58,44 +63,17 @@ class _Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_workers: int | None = None
 
 
-class Endpoints(Protocol):
-    """The endpoints of a server, as orders need them (controller.EndpointController)."""
-
-    def run_of(self, name: str) -> EndpointRun | None:
-        """What runs for the endpoint; None for an adapter, and where there is none of that name."""
-
-    def begin(self, entry: Entry) -> None:
-        """Bring up an endpoint that was created."""
-
-    def view(self, name: str) -> EndpointView | None:
-        """The endpoint of that name as it is now, also while it is being deleted; None if there is none."""
-
-    def views(self) -> tuple[EndpointView, ...]:
-        """All endpoints as they are now, those included that are being deleted."""
-
-
 @dataclass(frozen=True)
 class Orders:
-    """Carries out orders, one at a time. One that cannot be is refused, and has changed nothing.
-
-    `check_machine(spec, others)` raises UsageError if there are too few devices for the endpoint,
-    `check_update(run, spec)` if no worker of another revision can be started beside the present one, and
-    `check_wake(run)` if an endpoint has no device to wake on. `own_names`: names of models that the graph itself
-    serves. `happened(endpoint, what, why)`: for the event log and the terminal; `record`: for the event log alone.
-    `publish` writes the board, `touch` has it written soon.
-    """
+    """Carries out orders, one at a time. One that cannot be is refused, and has changed nothing. `own_names`: names of
+    models that the graph itself serves."""
 
     kept: KeptRegistry
-    endpoints: Endpoints
+    endpoints: EndpointController
     adapters: AdapterFolders
-    check_machine: Callable[[EndpointSpec, Sequence[EndpointSpec]], Awaitable[None]]
-    check_update: Callable[[EndpointRun, EndpointSpec], Awaitable[None]]
-    check_wake: Callable[[EndpointRun], Awaitable[None]]
+    board: BoardWriter
+    record: EndpointRecord
     own_names: frozenset[str]
-    happened: Callable[[str, str, str], None]
-    record: Callable[[Event], None]
-    publish: Callable[[], Awaitable[None]]
-    touch: Callable[[], None]
     wall_clock: Callable[[], float]
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
@@ -132,17 +110,17 @@ class Orders:
             if call.by:
                 name = (content.content if isinstance(content, OtherSuccess) else content)["name"]
                 what = f"{operation.name.partition('_')[0]} ordered"
-                self.record(Event("endpoint", what, f"by key {call.by}", endpoint=name, key=call.by))
+                self.record.log(Event("endpoint", what, f"by key {call.by}", endpoint=name, key=call.by))
             if operation not in (PARK_ENDPOINT, WAKE_ENDPOINT):
                 # Workers look at the board for each request of an adapter: what is answered holds for them.
                 with suppress(StateError):
-                    await self.publish()
-            self.touch()
+                    await self.board.publish()
+            self.board.touch()
             return content
 
     @property
     def _bases(self) -> RolledBases:
-        return RolledBases(self.kept, self.adapters, self.endpoints.run_of, self.check_update, self.happened)
+        return RolledBases(self.kept, self.adapters, self.endpoints, self.record)
 
     async def _create(self, call: Call) -> dict[str, Any]:
         fields = fields_of(call.body)
@@ -158,7 +136,7 @@ class Orders:
         base = await self._bases.find(spec, ways)
         registry = await self._change(lambda registry: registries.create(registry, spec, self.wall_clock()), base)
         self.endpoints.begin(registry.entry(spec.name))
-        self.happened(spec.name, f"created: model {spec.model}", "")
+        self.record.happened(spec.name, f"created: model {spec.model}")
         return self._ordered(spec.name, None if base is None else self._bases.roll(base, registry, ways))
 
     async def _update(self, call: Call) -> dict[str, Any]:
@@ -171,14 +149,14 @@ class Orders:
             _check_no_ways(spec, roll=ways.roll)
             spec = self.adapters.with_room(spec, self.adapters.ranks(self.kept.current, spec.name))
         if run is not None and runs_differently(before.spec, spec) and run.answers and not ways.replace:
-            await self.check_update(run, spec)
+            await self.endpoints.check_update(run, spec)
         base = await self._bases.find(spec, ways)
         registry = await self._change(lambda registry: self._updated(registry, spec, run), base)
         entry = registry.entry(name)
         if run is not None:
             run.order(entry, replace=ways.replace)
         if entry.revision != before.revision:
-            self.happened(name, f"update to revision {entry.revision} began", "")
+            self.record.happened(name, f"update to revision {entry.revision} began")
         return self._ordered(name, None if base is None else self._bases.roll(base, registry, ways))
 
     def _ordered(self, name: str, adapter: AdapterOrdered | None) -> dict[str, Any]:
@@ -233,7 +211,7 @@ class Orders:
         if run is None or run.deleting:
             raise EndpointConflictError(f"endpoint {name} is being deleted")
         if not asked:
-            await self.check_wake(run)
+            await self.endpoints.check_wake(run)
         run.wake(asked=asked)
         return shown(self._view(name))
 
@@ -243,14 +221,14 @@ class Orders:
         run = self.endpoints.run_of(name)
         if run is not None:
             run.delete()
-        self.happened(name, "to be deleted", "")
+        self.record.happened(name, "to be deleted")
         left = self.endpoints.view(name)
         return OtherSuccess({"object": "endpoint", "name": name, "deleted": True}, 200) if left is None else shown(left)
 
     async def _check(self, spec: EndpointSpec) -> None:
         others = [entry.spec for name, entry in self.kept.current.entries.items() if name != spec.name]
         check_names(spec, others, self.own_names)
-        await self.check_machine(spec, others)
+        await self.endpoints.check_machine(spec, others)
 
 
 def _wanted(call: Call) -> _Wanted:
@@ -300,27 +278,26 @@ class Base:
 
 @dataclass(frozen=True)
 class RolledBases:
-    """The bases of the adapters of one server. The callables are those of `orders.Orders`."""
+    """The bases of the adapters of one server."""
 
     kept: KeptRegistry
     adapters: AdapterFolders
-    run_of: Callable[[str], EndpointRun | None]
-    check_update: Callable[[EndpointRun, EndpointSpec], Awaitable[None]]
-    happened: Callable[[str, str, str], None]
+    endpoints: EndpointController
+    record: EndpointRecord
 
     async def find(self, spec: EndpointSpec, ways: Ways) -> Base | None:
         """The base of an adapter that is ordered; None for an endpoint of another kind, and without a base. Raises
         UsageError if the adapter cannot be served, or the base cannot be rolled."""
         registry = self.kept.current
         entry = None if spec.adapter_of is None else registry.entries.get(spec.adapter_of)
-        run = None if entry is None else self.run_of(entry.spec.name)
+        run = None if entry is None else self.endpoints.run_of(entry.spec.name)
         if entry is None or run is None:
             return None
         await self.adapters.read(spec, entry.spec)
         ranks = self.adapters.ranks(registry, entry.spec.name, spec)
         roomy = self.adapters.with_room(entry.spec, ranks, spec.name, roll=ways.roll)
         if roomy != entry.spec and run.answers and not ways.replace:
-            await self.check_update(run, roomy)
+            await self.endpoints.check_update(run, roomy)
         lacks, still_lacks = (
             shortage(each, ranks, on_cpu=self.adapters.on_cpu) for each in (entry.spec, run.spec_that_takes)
         )
@@ -332,7 +309,7 @@ class RolledBases:
         if base.lacks:
             entry = registry.entry(name)
             base.run.order(entry, replace=ways.replace)
-            self.happened(name, f"update to revision {entry.revision} began", f"room for adapter {base.of}")
+            self.record.happened(name, f"update to revision {entry.revision} began", f"room for adapter {base.of}")
             return AdapterOrdered("rolled", f"{name} is rolled: {base.lacks}")
         if base.still_lacks:
             return AdapterOrdered("rolled", f"{name} is rolled already: {base.still_lacks}")

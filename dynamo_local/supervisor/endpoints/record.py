@@ -16,6 +16,7 @@ from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.endpoints import EndpointHistory
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.subjects import Subjects
+from dynamo_local.supervisor.endpoints.board import BoardWriter
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 
 _MOST_WAITING = 1000
@@ -31,6 +32,7 @@ class EndpointRecord:
     report: Report
     bus: Bus
     subjects: Subjects
+    board: BoardWriter
     wall_clock: Callable[[], float] = time.time
     _histories: dict[str, EndpointHistory] = field(default_factory=dict, init=False)
     _to_tell: deque[Event] = field(default_factory=lambda: deque(maxlen=_MOST_WAITING), init=False)
@@ -45,6 +47,11 @@ class EndpointRecord:
             self._histories[event.endpoint] = noted(self.of(event.endpoint), event)
             self._to_tell.append(event)
             self._more.set()
+        self.board.touch()
+
+    def happened(self, endpoint: str, what: str, why: str = "") -> None:
+        """Note what was done to an endpoint, or has become of it."""
+        self.note(Event("endpoint", what, why, endpoint=endpoint))
 
     def of(self, endpoint: str) -> EndpointHistory:
         """What has become of the endpoint."""

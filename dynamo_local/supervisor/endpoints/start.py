@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from dynamo_local.core.endpoints.registry import ordered
-from dynamo_local.supervisor.endpoints.controller import ControllerPorts, EndpointController
+from dynamo_local.supervisor.endpoints.controller import EndpointController
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
 from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher, MakeTools
 from dynamo_local.supervisor.keys.start import take_key_orders
@@ -18,7 +18,7 @@ from dynamo_local.supervisor.places.capacity import (
     MachineFacts,
 )
 from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
-from dynamo_local.supervisor.server.launch.prepare import own_devices, own_names
+from dynamo_local.supervisor.server.launch.prepare import own_devices
 from dynamo_local.tasks import TaskGuard
 from state.endpoints.registry import RegistryStore
 
@@ -35,7 +35,7 @@ def endpoint_controller(make_tools: MakeTools, *, forks: bool = True, facts: Mac
         tasks = TaskGuard()
         try:
             launcher = _launcher(server, make_tools, facts, forks=forks)
-            controller = EndpointController(_ports(server, kept, tasks, launcher, facts))
+            controller = EndpointController(server, kept, launcher, tasks, _capacity(server, facts), facts)
             tasks.spawn("endpoints", controller.run())
             await tasks.failed()
         finally:
@@ -60,21 +60,6 @@ def _launcher(server: ControlledServer, make_tools: MakeTools, facts: MachineFac
     namespace, root = launch.graph.namespace, launch.paths.root
     is_here = not launch.clustered
     return EndpointLauncher(namespace, root, launch.probed, make_tools, server.report, forks, facts.memory, is_here)
-
-
-def _ports(
-    server: ControlledServer, kept: KeptRegistry, tasks: TaskGuard, launcher: EndpointLauncher, facts: MachineFacts
-) -> ControllerPorts:
-    launch = server.launch
-    return ControllerPorts(
-        server=server,
-        kept=kept,
-        launcher=launcher,
-        facts=facts,
-        tasks=tasks,
-        capacity=_capacity(server, facts),
-        own_names=own_names(launch.graph),
-    )
 
 
 def _capacity(server: ControlledServer, facts: MachineFacts) -> Capacity:

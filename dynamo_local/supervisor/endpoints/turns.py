@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,7 +18,12 @@ from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.names import endpoint_of
 from dynamo_local.core.shares import Left, less, placed, share_of
-from state.statefile.model import Component, State
+from dynamo_local.supervisor.circus.process_registry import Registration
+from dynamo_local.supervisor.endpoints.board import BoardWriter
+from dynamo_local.supervisor.endpoints.record import EndpointRecord
+from dynamo_local.supervisor.places.capacity import Capacity, Startable
+from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
+from state.statefile.model import State
 
 if TYPE_CHECKING:
     from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
@@ -69,31 +74,29 @@ _EVERY_S = 1.0
 _AT_LEAST_S = 0.01
 
 
-@dataclass(frozen=True)
-class TurnPorts:
-    """What turns are taken with. `runs`: all endpoints with workers of their own. `free`: what is left of each device
-    by the statefile; blocks. `ids`: of a worker's devices there. `node`: of such a device. `publish`: write the board
-    now. `record`: notes an event."""
-
-    runs: Callable[[], Collection[EndpointRun]]
-    read_state: Callable[[], State]
-    free: Callable[[State], Left]
-    ids: Callable[[Component], tuple[int, ...]]
-    node: Callable[[int], str]
-    publish: Callable[[], Awaitable[None]]
-    record: Callable[[Event], None]
-    limits: Limits
-    clock: Callable[[], float] = time.monotonic
-
-
 class TurnKeeper:
     """Decides who yields to whom whenever an endpoint waits for devices. `turns`: the last decision."""
 
-    def __init__(self, ports: TurnPorts) -> None:
-        self._ports = ports
+    def __init__(
+        self,
+        runs: Mapping[str, EndpointRun],
+        registration: Registration,
+        capacity: Capacity,
+        board: BoardWriter,
+        record: EndpointRecord,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`runs`: all endpoints with workers of their own."""
+        self._runs = runs
+        self._registration = registration
+        self._capacity = capacity
+        self._board = board
+        self._limits = limits
+        self._clock = clock
         self.turns = Turns()
         self._changed = asyncio.Event()
-        self._swaps = Swaps(ports.record)
+        self._swaps = Swaps(record.note)
 
     def looked(self, run: EndpointRun) -> None:
         """Note that the endpoint may have changed. Does little while nobody waits."""
@@ -104,6 +107,14 @@ class TurnKeeper:
     def why_short(self, endpoint: str) -> str:
         """What an endpoint waits for that has not the devices that it needs; empty if nobody's turn is awaited."""
         return self.turns.waits.get(endpoint, "") if self.turns.reserved else ""
+
+    def startable(self, endpoint: str, state: State, templates: Sequence[ServiceTemplate]) -> Startable:
+        """For how many workers of the endpoint, one of each of these templates, there are devices that are not kept for
+        others. Blocks."""
+        found = self._capacity.startable(state, templates)
+        number = self.most(endpoint, state, [one.device_count for one in templates[: found.workers]])
+        shortage = self.why_short(endpoint) or found.shortage or "others wait for the devices that are free"
+        return Startable(number, "" if number >= len(templates) else shortage, found.gone)
 
     def most(self, endpoint: str, state: State, amounts: Sequence[float]) -> int:
         """How many workers that take these amounts the endpoint may start without devices that are kept for others.
@@ -117,14 +128,14 @@ class TurnKeeper:
         do, since nothing is kept for others. Fewer, if the others are not to start now. Blocks."""
         if not self.turns.reserved_for_others(endpoint):
             return ("",) * len(amounts)
-        return tuple(self._ports.node(ids[0]) for ids in self._devices(endpoint, state, amounts))
+        return tuple(self._capacity.node(ids[0]) for ids in self._devices(endpoint, state, amounts))
 
     def _devices(self, endpoint: str, state: State, amounts: Sequence[float]) -> list[tuple[int, ...]]:
         """The devices of each of the workers that take these amounts: those that are kept for the endpoint come first,
         and none that is kept for another one is among them. Stops at the first that does not fit. Blocks."""
         mine = self.turns.reserved.get(endpoint, ())
         left: Left = {
-            **self._ports.free(state),
+            **self._capacity.free(state),
             **dict.fromkeys(self.turns.reserved_for_others(endpoint), 0.0),
         }
         devices: list[tuple[int, ...]] = []
@@ -151,12 +162,12 @@ class TurnKeeper:
             self._changed.clear()
 
     async def _decide(self) -> None:
-        ports, now = self._ports, self._ports.clock()
-        state = await asyncio.to_thread(ports.read_state)
-        runs = {run.name: run for run in ports.runs()}
-        found = [_contender(run, state, ports.ids) for run in runs.values()]
-        free = await asyncio.to_thread(ports.free, state) if any(each.needs for each in found) else {}
-        before, self.turns = self.turns, take_turns(found, free, now, ports.limits)
+        now = self._clock()
+        state = await asyncio.to_thread(self._registration.read)
+        runs = dict(self._runs)
+        found = [_contender(run, state, self._capacity) for run in runs.values()]
+        free = await asyncio.to_thread(self._capacity.free, state) if any(each.needs for each in found) else {}
+        before, self.turns = self.turns, take_turns(found, free, now, self._limits)
         self._swaps.look(self.turns.yields, _awake(runs), now)
         await self._close(runs, {each.name for each in found if each.workers or each.ending})
         for each in self.turns.yields:
@@ -180,7 +191,7 @@ class TurnKeeper:
         if not changed:
             return
         try:
-            await self._ports.publish()
+            await self._board.publish()
         except DynamoError:
             for name, before in changed.items():
                 runs[name].turn.yields = before
@@ -191,7 +202,7 @@ class TurnKeeper:
             return None
         if self.turns.look_at is None:
             return _EVERY_S
-        return max(_AT_LEAST_S, min(_EVERY_S, self.turns.look_at - self._ports.clock()))
+        return max(_AT_LEAST_S, min(_EVERY_S, self.turns.look_at - self._clock()))
 
 
 def _carry_out(each: Yield, run: EndpointRun) -> None:
@@ -209,14 +220,16 @@ def _awake(runs: Mapping[str, EndpointRun]) -> Awake:
     return awake
 
 
-def _contender(run: EndpointRun, state: State, ids: Callable[[Component], tuple[int, ...]]) -> Contender:
+def _contender(run: EndpointRun, state: State, capacity: Capacity) -> Contender:
     """What an endpoint has and wants. One that is updated or deleted keeps what it has until that is done."""
     mine = [c for c in state.components.values() if c.holds and endpoint_of(c.watcher.revision) == run.name]
     mine.sort(key=lambda component: component.watcher)
     ends = run.deleting or run.idleness.rest == "asleep"
     ending = [c for c in mine if ends or c.phase == "retiring"]
     stays = () if run.is_changing else tuple(c for c in mine if c not in ending)
-    claims = {c.watcher_name: Claim(c.watcher_name, ids(c), c.resources.share, c.role == PREFILL_ROLE) for c in mine}
+    claims = {
+        c.watcher_name: Claim(c.watcher_name, capacity.ids(c), c.resources.share, c.role == PREFILL_ROLE) for c in mine
+    }
     spec = run.entry.spec
     return Contender(
         run.name,

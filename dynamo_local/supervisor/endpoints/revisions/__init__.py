@@ -6,5 +6,4 @@ launch.py        from a spec to the resolved graph, with the model in place and 
 files.py         its files and streams
 memory.py        memory for workers that start: what is given up for it, what would have to go
 parking.py       has workers park and wake
-tools.py         what all revisions of a server are brought up and ended with
 """

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any
-
-import msgspec
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dynamo_local.core.endpoints.rollout import (
     BreakOff,
@@ -26,10 +24,9 @@ from dynamo_local.core.endpoints.rollout import (
 )
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import ConfigError, DynamoError, MemoryShortError, UsageError, one_line
-from dynamo_local.core.fleet.view import PREFILL_ROLE, FleetView
+from dynamo_local.core.fleet.view import FleetView
 from dynamo_local.core.names import Revision
 from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, DeviceLimits, RemoveWorker
-from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.endpoints.revisions.launch import Launched, ModelChangedError, check_files
 from dynamo_local.supervisor.endpoints.revisions.observing import (
     RevisionWatch,
@@ -41,10 +38,13 @@ from dynamo_local.supervisor.endpoints.revisions.observing import (
     workers_of,
 )
 from dynamo_local.supervisor.endpoints.revisions.parking import NotDone, answers_of, until
-from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
 from dynamo_local.supervisor.places.capacity import Startable
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
 from state.statefile.model import State
+
+if TYPE_CHECKING:
+    from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
+    from dynamo_local.supervisor.endpoints.parts import EndpointParts
 
 _log = logging.getLogger(__name__)
 
@@ -57,16 +57,16 @@ _WAKES = 2
 
 
 class RevisionRun:
-    """A revision while the server runs. `look` is called when there may be something to do."""
+    """A revision while the server runs. Its endpoint looks when there may be something to do."""
 
-    def __init__(self, name: Revision, tools: RevisionTools, look: Callable[[], None]) -> None:
+    def __init__(self, name: Revision, parts: EndpointParts, endpoint: EndpointRun) -> None:
         self.name = name
         self.spec: EndpointSpec | None = None
         """None for a revision that is not ordered any more."""
         self.launched: Launched | None = None
         self.took_requests = False
-        self._tools = tools
-        self._look = look
+        self._parts = parts
+        self._endpoint = endpoint
         self._watch: RevisionWatch | None = None
         self._under_way: UnderWay = ""
         self._task: asyncio.Task[None] | None = None
@@ -96,26 +96,27 @@ class RevisionRun:
 
     # What there is of it.
 
-    def wanted(self, workers: int, prefill_workers: int, state: State) -> tuple[AddWorker, ...]:
-        """The workers that lack, of those wanted. None of a revision that ends: its templates may be gone."""
+    def wanted(self, workers: int, prefill_workers: int, state: State) -> tuple[ServiceTemplate, ...]:
+        """The templates of the workers that lack, of those wanted. None of a revision that ends: its templates may be
+        gone."""
         if self._under_way == "ending":
             return ()
         present = self.workers(state)
         answering, prefill = workers - present[0].present, prefill_workers - present[1].present
-        return (*self._additions(answering, prefill=False), *self._additions(prefill, prefill=True))
+        return (*self._templates(answering, prefill=False), *self._templates(prefill, prefill=True))
 
     def amounts(self, workers: int, prefill_workers: int, state: State) -> tuple[float, ...]:
         """What the workers that lack take of devices: their number, or the share of one."""
-        return self._amounts(self.wanted(workers, prefill_workers, state))
+        return tuple(template.device_count for template in self.wanted(workers, prefill_workers, state))
 
     def workers(self, state: State) -> tuple[Workers, Workers]:
         """The workers that answer, and those that prefill."""
-        return workers_of(state, self.name, self._view, {**self._tools.given_up, **self._lost})
+        return workers_of(state, self.name, self._view, {**self._parts.server.given_up, **self._lost})
 
     @property
     def frontends(self) -> Frontends:
         """The frontends that serve it, and those that do not yet."""
-        return frontends_of(self._view, self._tools.members(), self._tools.frontends)
+        return frontends_of(self._view, self._parts.server.members(), self._parts.server.launch.graph.root.workers)
 
     @property
     def served(self) -> int:
@@ -147,7 +148,7 @@ class RevisionRun:
         workers, prefill = self.workers(state)
         frontends = self.frontends
         self._check_frontends(bool(workers.ready), frontends)
-        now = self._tools.clock()
+        now = self._parts.clock()
         if startable.gone and not self._under_way and now >= self._may_start_at:
             self._fail(startable.gone)
         return Seen(
@@ -173,7 +174,7 @@ class RevisionRun:
     def begin_drain(self) -> None:
         """Give its requests their last time to finish. Nothing is changed by another call."""
         if self._drained_by is None:
-            self._drained_by = self._tools.clock() + self._tools.drain_s
+            self._drained_by = self._parts.clock() + self._parts.server.settings.drain_deadline_s
 
     def try_again(self) -> None:
         """Forget its failures: something was ordered that may help."""
@@ -188,18 +189,18 @@ class RevisionRun:
     @property
     def _frontends_are_late(self) -> bool:
         since = self._unserved_since
-        return since is not None and self._tools.clock() - since > self._tools.frontend_deadline_s
+        return since is not None and self._parts.clock() - since > self._parts.server.settings.ready_deadline_s
 
     def _check_frontends(self, has_worker: bool, frontends: Frontends) -> None:
         """Give the revision up if a frontend cannot serve it, or does not become ready in time."""
         why = frontends.failure
-        now = self._tools.clock()
+        now = self._parts.clock()
         if not has_worker or frontends.are_ready or self.took_requests:
             self._unserved_since = None
         elif self._unserved_since is None:
             self._unserved_since = now
         elif self._frontends_are_late and not frontends.ready:
-            why = f"no frontend was ready for it within {self._tools.frontend_deadline_s:g} s"
+            why = f"no frontend was ready for it within {self._parts.server.settings.ready_deadline_s:g} s"
         if why and not self.took_requests and not self._is_hopeless:
             self._fail(why, is_hopeless=True)
 
@@ -231,7 +232,7 @@ class RevisionRun:
 
     def _begin(self, what: UnderWay, work: Coroutine[Any, Any, None]) -> None:
         self._under_way = what
-        self._task = self._tools.spawn(f"{what} {self.name}", self._guarded(what, work))
+        self._task = self._parts.tasks.spawn(f"{what} {self.name}", self._guarded(what, work))
 
     async def _guarded(self, what: UnderWay, work: Awaitable[None]) -> None:
         try:
@@ -247,28 +248,28 @@ class RevisionRun:
         finally:
             if self._under_way == what:
                 self._under_way = ""
-            self._look()
+            self._endpoint.look()
 
     async def _launch(self) -> None:
         assert self.spec is not None, "only a revision that is ordered is launched"
         await self._observe()
-        launched = await self._tools.launcher.launch(self.name, self.spec, self._note)
-        await self._tools.files.create(self.name, launched)
+        launched = await self._parts.launcher.launch(self.name, self.spec, self._note)
+        await self._parts.files.create(self.name, launched)
         self.launched, self._doing = launched, ""
         self.try_again()
 
     async def _observe(self) -> None:
         if self._watch is None:
-            self._watch = self._tools.watch(Subjects(self._tools.namespace, str(self.name)), self._on_change)
+            self._watch = self._parts.watch(self.name, self._on_change)
             await self._watch.start()
 
     def _on_change(self) -> None:
         self._heard.set()
-        self._look()
+        self._endpoint.look()
 
     def _note(self, what: str) -> None:
         self._doing = what
-        self._look()
+        self._endpoint.look()
 
     async def _start(self, step: Start) -> None:
         assert self.launched is not None, "only what is launched is started"
@@ -278,20 +279,22 @@ class RevisionRun:
         except ModelChangedError as error:
             await self._renew(error)
             return
-        await self._tools.memory.require(self.name, lambda: self._check_room(step))
-        changes = (
-            *self._additions(step.workers, prefill=False),
-            *self._additions(step.prefill_workers, prefill=True),
+        await self._parts.memory.require(self.name, lambda: self._check_room(step))
+        templates = (
+            *self._templates(step.workers, prefill=False),
+            *self._templates(step.prefill_workers, prefill=True),
         )
-        changes = await asyncio.to_thread(self._on_nodes, changes)
-        actuator = await self._tools.actuator(self.name.endpoint)
+        changes = await asyncio.to_thread(self._on_nodes, templates)
+        actuator = await self._parts.actuator(self.name.endpoint)
         self._judge(await actuator.apply_all(changes, DeviceLimits()))
 
-    def _on_nodes(self, changes: Sequence[AddWorker]) -> tuple[AddWorker, ...]:
-        """Return the changes whose workers may start now, each with the node that is decided for it. Blocks."""
-        amounts = self._amounts(changes)
-        nodes = self._tools.nodes(self.name.endpoint, amounts)
-        return tuple(msgspec.structs.replace(change, node=node) for change, node in zip(changes, nodes, strict=False))
+    def _on_nodes(self, templates: Sequence[ServiceTemplate]) -> tuple[AddWorker, ...]:
+        """The workers that may start now, each on the node that is decided for it. Blocks."""
+        amounts = [template.device_count for template in templates]
+        nodes = self._parts.turns.nodes(self.name.endpoint, self._parts.server.registration.read(), amounts)
+        # Fewer nodes: the others are not to start now.
+        started = zip(templates, nodes, strict=False)
+        return tuple(AddWorker(one.role, one.service, str(self.name), node) for one, node in started)
 
     async def _renew(self, error: ModelChangedError) -> None:
         """Have another revision take over, with which all workers load the files that are there now, if these can be
@@ -300,33 +303,23 @@ class RevisionRun:
         if error.files == self._renewed_for:
             raise error
         try:
-            await self._tools.launcher.launch(self.name, self.spec, self._note)
+            await self._parts.launcher.launch(self.name, self.spec, self._note)
         except DynamoError:
             raise
         except Exception as failure:  # libraries that read a model's files may raise anything
             raise ConfigError(f"{error.cause}; they cannot be run: {one_line(failure)}") from failure
         self._doing, self._renewed_for = "", error.files
-        await self._tools.renew(self.name)
+        await self._endpoint.renew(self.name.number)
 
     def _check_room(self, step: Start) -> None:
         assert self.launched is not None, "only what is launched is started"
-        check, shared = self._tools.launcher.check_room, self._tools.memory.shared_bytes(self.name)
+        check, shared = self._parts.launcher.check_room, self._parts.memory.shared_bytes(self.name)
         check(self.launched, step.workers, prefill=False, shared=shared)
         check(self.launched, step.prefill_workers, prefill=True, shared=shared)
 
-    def _additions(self, number: int, *, prefill: bool) -> tuple[AddWorker, ...]:
-        template = self._template(prefill=prefill)
-        if template is None:
-            return ()
-        return (AddWorker(template.role, template.service, str(self.name)),) * max(0, number)
-
-    def _amounts(self, changes: Iterable[AddWorker]) -> tuple[float, ...]:
-        templates = {False: self._template(prefill=False), True: self._template(prefill=True)}
-        found = (templates[change.role == PREFILL_ROLE] for change in changes)
-        return tuple(one.device_count for one in found if one is not None)
-
-    def _template(self, *, prefill: bool) -> ServiceTemplate | None:
-        return None if self.launched is None else self.launched.template(prefill=prefill)
+    def _templates(self, number: int, *, prefill: bool) -> tuple[ServiceTemplate, ...]:
+        template = None if self.launched is None else self.launched.template(prefill=prefill)
+        return () if template is None else (template,) * max(0, number)
 
     def _judge(self, outcomes: Sequence[ActionOutcome]) -> None:
         """Count a start in which every worker has failed. One without a name was not tried, as it had no device, unless
@@ -343,12 +336,12 @@ class RevisionRun:
         elif outcomes and not any(outcome.done for outcome in outcomes):
             # The cluster may not answer, or have no node that can run it.
             self._untried = outcomes[-1].note
-            self._may_start_at = self._tools.clock() + self._tools.retry_s
+            self._may_start_at = self._parts.clock() + self._parts.retry_s
 
     async def _park(self, step: Park) -> None:
         refused = await self._asked(step.watchers, parked=True)
         if refused:
-            self._may_park_at = self._tools.clock() + _PARK_AGAIN_S
+            self._may_park_at = self._parts.clock() + _PARK_AGAIN_S
             _log.info(
                 "%s: not parked: %s", self.name, ", ".join(f"{name}: {each.why}" for name, each in refused.items())
             )
@@ -363,7 +356,7 @@ class RevisionRun:
             self.try_again()
         elif not failed:
             # Their processes have ended, and are started again; or the bus is. What is parked then is asked again.
-            self._may_start_at = self._tools.clock() + self._tools.retry_s
+            self._may_start_at = self._parts.clock() + self._parts.retry_s
         for watcher, each in failed.items():
             self._not_woken[watcher] = self._not_woken.get(watcher, 0) + 1
             if self._not_woken[watcher] >= _WAKES:
@@ -375,9 +368,9 @@ class RevisionRun:
 
     async def _with_devices(self, watchers: Sequence[str]) -> tuple[str, ...]:
         """Those of these parked workers whose devices are there. The others are lost."""
-        state = await asyncio.to_thread(self._tools.read_state)
+        state = await asyncio.to_thread(self._parts.server.registration.read)
         for watcher in watchers:
-            why = await asyncio.to_thread(self._tools.capacity.why_off, state.components.get(watcher))
+            why = await asyncio.to_thread(self._parts.capacity.why_off, state.components.get(watcher))
             if why:
                 self._lost[watcher] = f"{watcher} cannot be woken: {why}"
                 self._without_device.add(watcher)
@@ -390,8 +383,8 @@ class RevisionRun:
         if launched is None:
             return
         try:
-            await self._tools.memory.require(
-                self.name, lambda: self._tools.launcher.check_room_to_wake(launched, number)
+            await self._parts.memory.require(
+                self.name, lambda: self._parts.launcher.check_room_to_wake(launched, number)
             )
         except MemoryShortError as error:
             self._short_of_memory = str(error)
@@ -399,10 +392,10 @@ class RevisionRun:
 
     async def _asked(self, watchers: Sequence[str], *, parked: bool) -> dict[str, NotDone]:
         """Have workers park or wake, and wait until they have announced it. Returns by watcher why some have not."""
-        state = await asyncio.to_thread(self._tools.read_state)
+        state = await asyncio.to_thread(self._parts.server.registration.read)
         there = {name: state.components[name].lease for name in watchers if name in state.components}
         leases = {name: lease for name, lease in there.items() if lease is not None}
-        asking = self._tools.ask_to_park(self.name, leases, parked=parked)
+        asking = self._parts.parking.ask(self.name, leases, parked=parked)
         refused = await answers_of(asking, leases, lambda: self._view, self._heard)
         asked = {lease for name, lease in leases.items() if name not in refused}
         kind = "parked" if parked else "ready"
@@ -415,13 +408,13 @@ class RevisionRun:
         return refused
 
     async def _retire(self, step: Retire) -> None:
-        state = await asyncio.to_thread(self._tools.read_state)
+        state = await asyncio.to_thread(self._parts.server.registration.read)
         there = [state.components[watcher] for watcher in step.watchers if watcher in state.components]
         changes = [RemoveWorker(worker.watcher_name, worker.role) for worker in there if worker.holds]
-        reasons = {**self._tools.given_up, **self._lost}
+        reasons = {**self._parts.server.given_up, **self._lost}
         failed = [watcher for watcher in step.watchers if watcher not in self._without_device]
         given_up = [reasons[watcher] for watcher in failed if watcher in reasons]
-        actuator = await self._tools.actuator(self.name.endpoint)
+        actuator = await self._parts.actuator(self.name.endpoint)
         await actuator.apply_all(changes, DeviceLimits())
         for watcher in step.watchers:
             self._lost.pop(watcher, None)
@@ -432,14 +425,14 @@ class RevisionRun:
 
     async def _break_off(self, under_way: asyncio.Task[None] | None) -> None:
         await _cancel(under_way)
-        actuator = await self._tools.actuator(self.name.endpoint)
+        actuator = await self._parts.actuator(self.name.endpoint)
         await actuator.break_off(str(self.name))
 
     async def _end(self, under_way: asyncio.Task[None] | None) -> None:
         await _cancel(under_way)
         # It ends once it has begun to: half of it could neither go on nor be started again.
         while not await self._is_removed():  # noqa: ASYNC110  # nothing tells that it would succeed
-            await asyncio.sleep(self._tools.retry_s)
+            await asyncio.sleep(self._parts.retry_s)
         self.launched, self.took_requests, self._drained_by, self._unserved_since = None, False, None, None
         self._doing = ""
         await self.forget()
@@ -447,9 +440,9 @@ class RevisionRun:
     async def _is_removed(self) -> bool:
         """Remove workers and files. Returns whether nothing of them is left."""
         try:
-            actuator = await self._tools.actuator(self.name.endpoint)
+            actuator = await self._parts.actuator(self.name.endpoint)
             await actuator.end_revision(str(self.name))
-            await self._tools.files.remove(self.name)
+            await self._parts.files.remove(self.name)
         except DynamoError as error:
             _log.warning("%s is not ended yet: %s", self.name, error)
             return False
@@ -458,8 +451,8 @@ class RevisionRun:
     def _fail(self, why: str, *, is_hopeless: bool = False) -> None:
         self._error, self._is_hopeless = why, self._is_hopeless or is_hopeless
         self._failures += 1
-        self._may_start_at = self._tools.clock() + back_off_s(self._failures, answers=self.took_requests)
-        self._tools.on_failure(self.name, why)
+        self._may_start_at = self._parts.clock() + back_off_s(self._failures, answers=self.took_requests)
+        self._parts.record.happened(self.name.endpoint, f"revision {self.name.number} cannot start", why)
 
 
 async def _cancel(under_way: asyncio.Task[None] | None) -> None:

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,6 +21,7 @@ from state.endpoints.registry import RegistryStore
 from state.locks import ServerLock
 from state.paths import StatePaths
 from tests.unit.adapter_files import Q_PROJ, adapter, tensors
+from tests.unit.supervisor.endpoints.made_parts import Record
 
 READY = EndpointStatus("ready", ready=1)
 
@@ -57,12 +58,12 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     for name, rank in (("pirate", 8), ("robot", 40)):
         adapter(tmp_path / name, rank=rank)
         registry = create(registry, spec_of(tmp_path, name), 1.0)
-    told: list[tuple[str, str, str]] = []
+    record = Record()
     with ServerLock(StatePaths(tmp_path / "state", "here")) as lock:
         kept, run = KeptRegistry(RegistryStore(lock), registry), Run()
         runs: dict[str, Any] = {"chat": run}
-        folders = AdapterFolders(kept, runs.get, lambda *event: told.append(event), on_cpu=True)
-        yield Scene(kept, run, tmp_path, told, folders)
+        folders = AdapterFolders(kept, runs, cast("Any", record), on_cpu=True)
+        yield Scene(kept, run, tmp_path, record.told, folders)
 
 
 async def test_a_folder_that_has_gone(scene: Scene) -> None:

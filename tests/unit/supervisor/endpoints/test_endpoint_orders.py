@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -31,6 +31,7 @@ from state.endpoints.registry import RegistryStore, read_registry
 from state.locks import ServerLock
 from state.paths import StatePaths
 from tests.unit.frontend.asgi_driver import Answer, call, scope
+from tests.unit.supervisor.endpoints.made_parts import Record
 
 ALL = "/v1/endpoints"
 ONE = "/v1/endpoints/chat"
@@ -78,20 +79,10 @@ class Office:
         self.runs: dict[str, Run] = {}
         self.kept = KeptRegistry(RegistryStore(lock), Registry())
         self.disk_is_full = False
-        orders = Orders(
-            self.kept,
-            cast("Any", self),
-            AdapterFolders(self.kept, cast("Any", self.run_of), self._happened, on_cpu=True),
-            check_machine=self._allow,
-            check_update=self._allow,
-            check_wake=self._check_wake,
-            own_names=frozenset({"own"}),
-            happened=self._happened,
-            record=self.events.append,
-            publish=self._publish,
-            touch=lambda: None,
-            wall_clock=lambda: 7.0,
-        )
+        record: Any = Record(events=self.events)
+        me: Any = self
+        adapters = AdapterFolders(self.kept, me.runs, record, on_cpu=True)
+        orders = Orders(self.kept, me, adapters, me, record, frozenset({"own"}), lambda: 7.0)
         self.api = ControlApi()
         self.api.take(orders.handlers)
         self.app = application(self.api)
@@ -116,19 +107,22 @@ class Office:
         specs |= {name: entry.spec for name, entry in self.kept.current.entries.items()}
         return tuple(EndpointView(spec, EndpointStatus("starting", "soon"), 1.0, 2.0) for spec in specs.values())
 
-    async def _allow(self, *_: object) -> None:
+    async def check_machine(self, *_: object) -> None:
         await asyncio.sleep(0)
 
-    async def _check_wake(self, _: object) -> None:
+    async def check_update(self, *_: object) -> None:
+        await asyncio.sleep(0)
+
+    async def check_wake(self, _: object) -> None:
         self.told.append("a device is looked for")
 
-    async def _publish(self) -> None:
+    def touch(self) -> None:
+        pass
+
+    async def publish(self) -> None:
         self.told.append("board")
         if self.disk_is_full:
             raise StateError("the disk is full")
-
-    def _happened(self, *_: str) -> None:
-        pass
 
 
 @pytest.fixture

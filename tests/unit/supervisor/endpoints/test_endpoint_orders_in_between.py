@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
-
-import pytest
+from typing import Any
 
 from dynamo_local.core.endpoints.registry import Registry, create, update
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.names import Revision
-from dynamo_local.supervisor.endpoints.awake import KeptUsage
 from dynamo_local.supervisor.endpoints.endpoint import EndpointRun
-from dynamo_local.supervisor.endpoints.endpoint_tools import EndpointTools
-from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
-from dynamo_local.supervisor.places.capacity import MachineCapacity, MachineFacts, Startable
-from state.devices.allocation import cpu_slots
 from state.statefile.model import State
 from tests.unit.state.builders import empty_state
-from tests.unit.supervisor.recording import RecordingReport
-
-
-class Deaf:
-    """A watch that hears nobody."""
-
-    async def start(self) -> None:
-        pass
-
-    async def stop(self) -> None:
-        pass
+from tests.unit.supervisor.endpoints.made_parts import parts_of
 
 
 class Launching:
@@ -42,14 +25,6 @@ class Launching:
         self.revisions.append(revision.number)
         self.begun.set()
         await asyncio.Event().wait()
-
-
-async def nothing() -> None:
-    pass
-
-
-async def startable(endpoint: str, state: State, wanted: object) -> Startable:
-    return Startable()
 
 
 def test_an_update_that_comes_while_the_statefile_is_read_is_looked_after() -> None:
@@ -66,7 +41,8 @@ def test_an_update_that_comes_while_the_statefile_is_read_is_looked_after() -> N
         async def order() -> None:
             run.order(updated.entries["chat"])
 
-        run = EndpointRun(created.entries["chat"], tools(launching, read_state))
+        run = EndpointRun(created.entries["chat"], parts_of(read=read_state, launcher=launching))
+
         looked_after = asyncio.create_task(run.run())
         begun = asyncio.create_task(launching.begun.wait())
         await asyncio.wait({looked_after, begun}, timeout=10, return_when=asyncio.FIRST_COMPLETED)
@@ -76,37 +52,3 @@ def test_an_update_that_comes_while_the_statefile_is_read_is_looked_after() -> N
         assert (ended, launching.revisions) == (False, [2])
 
     asyncio.run(scenario())
-
-
-def tools(launching: Launching, read_state: Any) -> EndpointTools:
-    report = RecordingReport()
-    revisions = RevisionTools(
-        launcher=cast("Any", launching),
-        memory=cast("Any", None),
-        files=cast("Any", None),
-        watch=cast("Any", lambda subjects, on_change: Deaf()),
-        given_up={},
-        read_state=read_state,
-        actuator=cast("Any", None),
-        ask_to_park=cast("Any", None),
-        on_failure=lambda revision, error: pytest.fail(error),
-        renew=cast("Any", None),
-        capacity=MachineCapacity(cpu_slots([0], 1), MachineFacts()),
-        spawn=lambda name, work: asyncio.get_running_loop().create_task(work, name=name),
-        namespace="many",
-        frontend_deadline_s=1,
-        drain_s=1,
-    )
-    return EndpointTools(
-        kept=cast("Any", None),
-        revisions=revisions,
-        startable=startable,
-        publish=nothing,
-        touch=lambda: None,
-        happened=lambda endpoint, what, why: None,
-        record=lambda event: None,
-        looked=lambda run: None,
-        usage=KeptUsage(cast("Any", None), report, lambda: 0.0),
-        report=report,
-        wall_clock=lambda: 0.0,
-    )

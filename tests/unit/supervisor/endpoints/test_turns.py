@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from types import SimpleNamespace
 
 import pytest
 
-from dynamo_local.core.endpoints.turns import Limits, Turns, Yield
+from dynamo_local.core.endpoints.turns import Turns, Yield
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.shares import on_node
-from dynamo_local.supervisor.endpoints.turns import Swaps, TurnKeeper, TurnPorts
+from dynamo_local.supervisor.endpoints.turns import Swaps, TurnKeeper
 from tests.unit.state.builders import empty_state
+from tests.unit.supervisor.endpoints.made_parts import keeper_of
 
 YIELD = Yield("chat", "code", ("w",), False, False, "yields its device to code, asked for 2.0 s ago: its turn is over")
 
@@ -81,18 +82,8 @@ A0, A1, B0, B1 = *on_node(0, (0, 1)), *on_node(1, (0, 1))
 
 def keeper(free: Mapping[int, float], **reserved: tuple[int, ...]) -> TurnKeeper:
     """Of nodes `a` and `b`. `reserved`: devices by the endpoint that they are kept for."""
-    nothing: Any = None
-    ports = TurnPorts(
-        runs=lambda: (),
-        read_state=nothing,
-        free=lambda _: free,
-        ids=nothing,
-        node=lambda device: "b" if device >= B0 else "a",
-        publish=cast("Any", nothing),
-        record=nothing,
-        limits=Limits(),
-    )
-    made = TurnKeeper(ports)
+    capacity = SimpleNamespace(free=lambda _: free, node=lambda device: "b" if device >= B0 else "a")
+    made = keeper_of(capacity)
     made.turns = Turns(reserved=reserved)
     return made
 

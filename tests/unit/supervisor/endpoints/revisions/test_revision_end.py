@@ -6,16 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
-import pytest
-
 from dynamo_local.core.endpoints.rollout import End
 from dynamo_local.core.errors import BusError, StateError, SupervisorError
 from dynamo_local.core.names import Revision
 from dynamo_local.supervisor.endpoints.revisions.revision import RevisionRun
-from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
-from dynamo_local.supervisor.places.capacity import MachineCapacity, MachineFacts, Startable
-from state.devices.allocation import cpu_slots
+from dynamo_local.supervisor.places.capacity import Startable
 from tests.unit.state.builders import empty_state
+from tests.unit.supervisor.endpoints.made_parts import endpoint_of, parts_of
 
 
 class Failing:
@@ -25,7 +22,7 @@ class Failing:
         self.of_workers, self.of_files = of_workers, of_files
         self.removed = 0
 
-    async def actuator(self, endpoint: str) -> Failing:
+    async def of(self, endpoint: str, report: object, *, gone: object) -> Failing:
         if self.of_workers:
             raise self.of_workers.pop(0)
         return self
@@ -39,33 +36,16 @@ class Failing:
         self.removed += 1
 
 
-def run_of(files: object, actuator: object, memory: object, heard: Callable[[], None]) -> RevisionRun:
-    tools = RevisionTools(
-        launcher=cast("Any", None),
-        memory=cast("Any", memory),
-        renew=cast("Any", None),
-        capacity=MachineCapacity(cpu_slots([0], 1), MachineFacts()),
-        files=cast("Any", files),
-        watch=cast("Any", None),
-        given_up={},
-        read_state=empty_state,
-        actuator=cast("Any", actuator),
-        ask_to_park=cast("Any", None),
-        on_failure=lambda revision, error: pytest.fail(error),
-        spawn=lambda name, work: asyncio.get_running_loop().create_task(work, name=name),
-        namespace="many",
-        frontend_deadline_s=1,
-        drain_s=1,
-        retry_s=0,
-    )
-    return RevisionRun(Revision("chat", 1), tools, heard)
+def run_of(files: object, actuators: object, memory: object, heard: Callable[[], None]) -> RevisionRun:
+    parts = parts_of(files=files, actuators=actuators, memory=memory)
+    return RevisionRun(Revision("chat", 1), parts, endpoint_of(heard))
 
 
 def test_an_end_that_fails_is_repeated_and_nothing_is_wanted_meanwhile() -> None:
     async def scenario() -> None:
         failing = Failing([BusError("no NATS")], [StateError("full"), SupervisorError("gone")])
         woken = asyncio.Event()
-        run = run_of(failing, failing.actuator, None, woken.set)
+        run = run_of(failing, failing, None, woken.set)
         run.launched = cast("Any", object())
         run.carry_out(End(1))
         assert run.wanted(3, 0, empty_state()) == (), "its templates may be gone"

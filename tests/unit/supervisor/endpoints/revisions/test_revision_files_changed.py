@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
-
-import pytest
 
 from dynamo_local.core.endpoints.rollout import Start
 from dynamo_local.core.endpoints.spec import EndpointSpec
@@ -16,9 +13,7 @@ from dynamo_local.core.names import Revision
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.endpoints.revisions.launch import Launched, files_of, with_files
 from dynamo_local.supervisor.endpoints.revisions.revision import RevisionRun
-from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
-from dynamo_local.supervisor.places.capacity import MachineCapacity, MachineFacts
-from state.devices.allocation import cpu_slots
+from tests.unit.supervisor.endpoints.made_parts import Record, endpoint_of, parts_of
 
 CHAT = Revision("chat", 1)
 
@@ -40,14 +35,14 @@ def test_another_revision_is_made_once_for_files_that_can_be_run(tmp_path: Path)
     async def scenario() -> None:
         launches = Launches()
         renewed: list[int] = []
-        failed: list[str] = []
+        record = Record()
         weights = tmp_path / "weights"
         weights.write_text("old")
 
-        async def renew(revision: Revision) -> None:
-            renewed.append(revision.number)
+        async def renew(revision: int) -> None:
+            renewed.append(revision)
 
-        run = RevisionRun(CHAT, tools(launches, renew, failed.append), lambda: None)
+        run = RevisionRun(CHAT, parts_of(launcher=launches, record=record), endpoint_of(lambda: None, renew))
         run.spec = EndpointSpec(name="chat", model=str(tmp_path))
         worker = ResolvedService("VllmWorker", "m:W", "aggregated", 1, 0, 0, {}, {"model": str(tmp_path)}, ())
         graph = ResolvedGraph("m:F", "ns", (worker,))
@@ -66,37 +61,17 @@ def test_another_revision_is_made_once_for_files_that_can_be_run(tmp_path: Path)
         launches.error = ValueError("two\nlines")
         await start()
         assert renewed == []
-        assert failed[0] == "the model has no config.json"
-        assert failed[1].endswith("they cannot be run: two lines")
+        assert record.told[0][2] == "the model has no config.json"
+        assert record.told[1][2].endswith("they cannot be run: two lines")
 
         launches.error = None
         await start()
         assert renewed == [1]
         # That one has failed, and this one is ordered again.
         await start()
-        assert (renewed, "have changed" in failed[-1]) == ([1], True)
+        assert (renewed, "have changed" in record.told[-1][2]) == ([1], True)
         weights.write_text("newest")
         await start()
         assert renewed == [1, 1]
 
     asyncio.run(scenario())
-
-
-def tools(launches: Launches, renew: Any, failed: Callable[[str], None]) -> RevisionTools:
-    return RevisionTools(
-        launcher=cast("Any", launches),
-        memory=cast("Any", None),
-        files=cast("Any", None),
-        watch=cast("Any", None),
-        given_up={},
-        read_state=lambda: pytest.fail("nothing is looked at"),
-        actuator=cast("Any", None),
-        ask_to_park=cast("Any", None),
-        on_failure=lambda revision, error: failed(error),
-        renew=renew,
-        capacity=MachineCapacity(cpu_slots([0], 1), MachineFacts()),
-        spawn=lambda name, work: asyncio.get_running_loop().create_task(work, name=name),
-        namespace="ns",
-        frontend_deadline_s=1,
-        drain_s=1,
-    )

@@ -13,12 +13,11 @@ from dynamo_local.core.messages.presence import Presence, ProcessState
 from dynamo_local.core.names import Revision, Watcher
 from dynamo_local.supervisor.endpoints.revisions.parking import NotDone
 from dynamo_local.supervisor.endpoints.revisions.revision import RevisionRun
-from dynamo_local.supervisor.endpoints.revisions.tools import RevisionTools
-from dynamo_local.supervisor.places.capacity import MachineCapacity, MachineFacts, Startable
-from state.devices.allocation import cpu_slots
+from dynamo_local.supervisor.places.capacity import Startable
 from state.statefile.model import State
 from state.statefile.transitions import claim, settle
 from tests.unit.state.builders import empty_state, with_process
+from tests.unit.supervisor.endpoints.made_parts import endpoint_of, parts_of
 
 CHAT = Revision("chat", 1)
 WORKER = Watcher("dynamo", "VllmWorker", revision=str(CHAT))
@@ -64,25 +63,10 @@ class FakeWorker:
 def scenario(test: Callable[[FakeWorker, RevisionRun, Callable[[], Awaitable[Seen]]], Awaitable[None]]) -> None:
     async def run() -> None:
         worker, ended = FakeWorker(), asyncio.Event()
-        tools = RevisionTools(
-            launcher=cast("Any", None),
-            memory=cast("Any", None),
-            renew=cast("Any", None),
-            capacity=MachineCapacity(cpu_slots([0], 1), MachineFacts(gone=lambda _: worker.gone)),
-            files=cast("Any", None),
-            watch=cast("Any", None),
-            given_up={},
-            read_state=one_worker,
-            actuator=cast("Any", None),
-            ask_to_park=worker.ask,
-            on_failure=lambda revision, error: None,
-            spawn=lambda name, work: asyncio.get_running_loop().create_task(work, name=name),
-            namespace="dynamo",
-            frontend_deadline_s=1,
-            drain_s=1,
-            clock=lambda: worker.now,
+        parts = parts_of(
+            read=one_worker, parking=worker, gone=lambda: worker.gone, retry_s=1.0, clock=lambda: worker.now
         )
-        revision = RevisionRun(CHAT, tools, ended.set)
+        revision = RevisionRun(CHAT, parts, endpoint_of(ended.set))
         revision._watch = cast("Any", worker)
         worker.changed = revision._on_change
         worker.announce("ready")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 from dynamo_local.core.endpoints.rollout import Start
 from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, DeviceLimits
 from dynamo_local.supervisor.endpoints.revisions.launch import Launched
 from dynamo_local.supervisor.places.capacity import Startable
+from state.statefile.model import State
 from tests.unit.state.builders import empty_state
 from tests.unit.supervisor.actuator.fake_ports import template
 from tests.unit.supervisor.endpoints.revisions.test_revision_end import run_of
@@ -24,7 +26,7 @@ class Reserving:
         self.node_failed = node_failed
         self.changes: list[AddWorker] = []
 
-    async def of(self, endpoint: str) -> Reserving:
+    async def of(self, endpoint: str, report: object, *, gone: object) -> Reserving:
         return self
 
     async def apply_all(self, changes: Sequence[AddWorker], limits: DeviceLimits) -> list[ActionOutcome]:
@@ -42,7 +44,7 @@ class Reserving:
 def test_an_endpoint_says_why_nothing_could_be_reserved_for_it() -> None:
     async def scenario() -> None:
         actuator, heard = Reserving("node a does not answer"), asyncio.Event()
-        run = run_of(None, actuator.of, actuator, heard.set)
+        run = run_of(None, actuator, actuator, heard.set)
         templates = (template("VllmWorker", "aggregated", revision="chat@1"),)
         run.launched = Launched(cast("Any", None), templates)
         run.carry_out(Start(1, 1, 0))
@@ -63,7 +65,7 @@ def test_a_node_that_can_run_nothing_is_a_failure_that_is_tried_less_and_less_of
     async def scenario() -> None:
         why = "no node server runs on node a: other versions"
         actuator, heard, failures = Reserving(why, node_failed=True), asyncio.Event(), []
-        run = run_of(None, actuator.of, actuator, heard.set)
+        run = run_of(None, actuator, actuator, heard.set)
         run.launched = Launched(cast("Any", None), (template("VllmWorker", "aggregated", revision="chat@1"),))
         for _ in range(3):
             heard.clear()
@@ -79,13 +81,13 @@ def test_a_node_that_can_run_nothing_is_a_failure_that_is_tried_less_and_less_of
 def test_workers_start_on_the_nodes_that_turns_have_decided_and_no_more_of_them() -> None:
     async def scenario() -> None:
         actuator, heard, asked = Reserving(""), asyncio.Event(), list[tuple[str, tuple[float, ...]]]()
-        run = run_of(None, actuator.of, actuator, heard.set)
+        run = run_of(None, actuator, actuator, heard.set)
 
-        def nodes(endpoint: str, amounts: Sequence[float]) -> Sequence[str]:
+        def nodes(endpoint: str, state: State, amounts: Sequence[float]) -> Sequence[str]:
             asked.append((endpoint, tuple(amounts)))
             return ("b", "a")
 
-        run._tools = replace(run._tools, nodes=nodes)
+        run._parts = replace(run._parts, turns=cast("Any", SimpleNamespace(nodes=nodes)))
         run.launched = Launched(cast("Any", None), (template("VllmWorker", "aggregated", 2, revision="chat@1"),))
         run.carry_out(Start(1, 3, 0))
         await heard.wait()
