@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from dynamo_local.core.errors import DeviceError, DynamoError, SupervisorError
 from dynamo_local.core.names import Watcher
 from dynamo_local.supervisor.places.local import Books
-from dynamo_local.supervisor.places.port import Need, Places, Reservation
+from dynamo_local.supervisor.places.port import Need, Places, Slot
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from state.statefile.transitions import add_template, claim, release
 
@@ -34,7 +34,7 @@ class Site(Protocol):
     places: Places
     books: Books
 
-    def plan(self, reservation: Reservation, program: Program) -> WatcherPlan:
+    def plan(self, watcher: Watcher, slot: Slot, program: Program) -> WatcherPlan:
         """A plan for a process of that kind."""
 
     async def begun(self, name: str) -> None:
@@ -51,16 +51,16 @@ def worker(index: int = 0) -> Watcher:
     return Watcher(NAMESPACE, "VllmWorker", index)
 
 
-async def reserved(site: Site, index: int = 0, need: Need = ONE) -> Reservation:
+async def reserved(site: Site, index: int = 0, need: Need = ONE) -> Slot:
     if index > 0:
         # The entry that a service leaves when its processes are gone.
         await site.books.update(lambda state: add_template(state, worker(), need.role))
     return await site.places.reserve(worker(index), need)
 
 
-async def claimed(site: Site, index: int = 0, program: Program = "runs") -> tuple[Reservation, WatcherPlan]:
+async def claimed(site: Site, index: int = 0, program: Program = "runs") -> tuple[Slot, WatcherPlan]:
     reservation = await reserved(site, index)
-    plan = site.plan(reservation, program)
+    plan = site.plan(worker(index), reservation, program)
     await site.books.update(
         lambda state: claim(
             state,
@@ -68,7 +68,6 @@ async def claimed(site: Site, index: int = 0, program: Program = "runs") -> tupl
             role=plan.role,
             cmd="run",
             devices=reservation.devices,
-            share=reservation.share,
             phase="starting",
             node=reservation.node,
         )
@@ -76,7 +75,7 @@ async def claimed(site: Site, index: int = 0, program: Program = "runs") -> tupl
     return reservation, plan
 
 
-async def started(site: Site, index: int = 0, program: Program = "runs") -> Reservation:
+async def started(site: Site, index: int = 0, program: Program = "runs") -> Slot:
     reservation, plan = await claimed(site, index, program)
     await site.places.start(plan)
     await site.begun(plan.name)
@@ -113,7 +112,7 @@ class PlacesContract:
         await reserved(site)
         asked = [reserved(site, index) for index in range(1, DEVICES + 3)]
         found = await asyncio.gather(*asked, return_exceptions=True)
-        assert len({(one.node, *one.devices) for one in found if isinstance(one, Reservation)}) == DEVICES - 1
+        assert len({(one.node, *one.devices) for one in found if isinstance(one, Slot)}) == DEVICES - 1
         assert sum(isinstance(one, DeviceError) for one in found) == 3
 
     async def test_all_devices_of_a_process_are_on_one_node(self, site: Site) -> None:
@@ -161,7 +160,7 @@ class PlacesContract:
 
     async def test_nothing_starts_without_a_reservation(self, site: Site) -> None:
         reservation = await reserved(site)
-        plan = site.plan(reservation, "runs")
+        plan = site.plan(worker(), reservation, "runs")
         await site.places.release(plan.name)
         with pytest.raises(SupervisorError, match="reserve"):
             await site.places.start(plan)
@@ -247,4 +246,4 @@ class PlacesContract:
         assert (await site.books.read()).components[str(worker())].holds
 
     async def reservations(self, site: Site) -> set[str]:
-        return {name for place in (await site.places.places()).values() for name in place.reservations}
+        return {name for place in (await site.places.places()).values() for name in place.reserved}

@@ -122,10 +122,10 @@ class Groups:
             undo.pop_all()
         return slot
 
-    def _ids(self, group: Group) -> tuple[int, ...] | None:
-        """Ids of the GPUs of a group, by its keeper; None for a group without."""
+    def _ids(self, group: Group) -> tuple[int, ...]:
+        """Ids of the GPUs of a group, by its keeper; empty for a group without."""
         if GPU not in group.bundle:
-            return None
+            return ()
         if group.key not in self._devices:
             where, name = PlacementGroupSchedulingStrategy(_handle(group), 0), f"{group.name}/{group.key}"
             options = {"name": name, "get_if_exists": True, "lifetime": "detached", "scheduling_strategy": where}

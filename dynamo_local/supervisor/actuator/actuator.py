@@ -186,7 +186,7 @@ class LocalActuator:
         # After the state: a claim precedes its watcher.
         statuses = await self._ports.places.statuses()
         places = (await self._ports.places.places()).values()
-        reservations = [name for place in places for name in place.reservations]
+        reservations = [name for place in places for name in place.reserved]
         left: list[SilentNodeError] = []
         notes: list[str | None] = []
         for _, together in groupby(next_steps(state, statuses, reservations, self._is_mine), key=type):

@@ -23,7 +23,7 @@ from dynamo_local.core.names import Watcher
 from dynamo_local.process.forkserver.prepared.orders import withdraw
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.places.local import Books, LocalPlaces
-from dynamo_local.supervisor.places.port import LogPart, Need, Place, Reservation, Status
+from dynamo_local.supervisor.places.port import LogPart, Need, Place, Slot, Status
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
 from dynamo_local.supervisor.server.launch.plan import plan_forkserver, plan_watcher, revision_templates
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
@@ -115,7 +115,7 @@ class NodePlaces:
         places = await self.local.places()
         return {node: replace(place, given_up=dict(self.given_up)) for node, place in places.items()}
 
-    async def reserve(self, watcher: Watcher, need: Need) -> Reservation:
+    async def reserve(self, watcher: Watcher, need: Need) -> Slot:
         # A suffixed entry stands beside the first of its service, which may be on another node.
         await self.books.update(lambda state: add_template(state, watcher, need.role))
         return await self.local.reserve(watcher, need)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from dynamo_local.bus.jetstream.owner_record import RevisionError, decoded, encoded
 from dynamo_local.core.process.ownership import Owner, Record
-from dynamo_local.supervisor.places.port import Need
+from dynamo_local.supervisor.places.port import Need, Slot
 from state.devices.allocation import DeviceKind
 
 
@@ -29,15 +29,6 @@ class ClusterNode:
     free: float
     labels: Mapping[str, str] = field(default_factory=dict)
     kind: DeviceKind | None = None
-
-
-@dataclass(frozen=True)
-class Slot:
-    """What the cluster has reserved on a node. `devices`: ids of GPUs there, as the node counts them; None where the
-    node server is to choose its own, as it does for CPU slots."""
-
-    node: str
-    devices: tuple[int, ...] | None = None
 
 
 class Cluster(Protocol):
@@ -81,6 +72,8 @@ class Cluster(Protocol):
     async def close(self) -> None:
         """Let go of the cluster. What was started and reserved stays."""
 
+
+__all__ = ["Cluster", "ClusterNode", "ClusterRecord", "Need", "Slot"]
 
 _OWNER = "owner/"
 

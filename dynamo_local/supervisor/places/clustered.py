@@ -19,14 +19,14 @@ from msgspec.structs import replace
 
 from dynamo_local.core.errors import DeviceError, DynamoError, SilentNodeError, StateError, SupervisorError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
-from dynamo_local.core.names import LOCAL_NODE, Watcher, parse_watcher
+from dynamo_local.core.names import LOCAL_NODE, Watcher
 from dynamo_local.core.shares import held
 from dynamo_local.supervisor.places.capacity import NodeCapacity, capacity_of_nodes
-from dynamo_local.supervisor.places.cluster import Cluster, ClusterNode, Slot
+from dynamo_local.supervisor.places.cluster import Cluster, ClusterNode
 from dynamo_local.supervisor.places.far import FarPlaces
 from dynamo_local.supervisor.places.local import Books
 from dynamo_local.supervisor.places.node_servers import NodeServers
-from dynamo_local.supervisor.places.port import LogPart, Need, Place, Places, Reservation, Status
+from dynamo_local.supervisor.places.port import LogPart, Need, Place, Places, Slot, Status
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.tasks import finish, side_by_side
 from state.devices.allocation import Device, DeviceKind, Inventory
@@ -181,11 +181,11 @@ class ClusterPlaces:
         asked = self._asked(nodes, state, slots)
         found |= await self._servers.places(asked)
         others = [node for name, node in nodes.items() if node.is_alive and name not in asked]
-        found |= {node.node: Place(node.node, _as_counted(node, self.kind), {}) for node in others}
+        found |= {node.node: Place(node.node, _as_counted(node, self.kind)) for node in others}
         unprepared = {name: slot for name, slot in slots.items() if name not in self._prepared}
         return {name: _unclaimed(place, state, unprepared) for name, place in found.items()}
 
-    async def reserve(self, watcher: Watcher, need: Need) -> Reservation:
+    async def reserve(self, watcher: Watcher, need: Need) -> Slot:
         if need.role not in ENGINE_ROLES:
             return await self.local.reserve(watcher, need)
         async with self._changing:
@@ -203,7 +203,7 @@ class ClusterPlaces:
                     await self._give_back(name, slot.node)
                 raise
             try:
-                reserved = await self.node(slot.node).reserve(watcher, replace(need, on=slot.devices, node=""))
+                reserved = await self.node(slot.node).reserve(watcher, replace(need, on=slot.devices or (), node=""))
             except DynamoError:
                 if is_new:
                     await self._undo_reserve(name, slot.node)
@@ -369,7 +369,7 @@ class ClusterPlaces:
         if (await self.local.statuses()).get(watcher, "unknown") != "unknown":
             return LOCAL_NODE
         found = await self._servers.places(self._asked(await self.cluster.nodes(), state, slots))
-        return next((place.node for place in found.values() if watcher in place.reservations), None)
+        return next((place.node for place in found.values() if watcher in place.reserved), None)
 
     async def _places_of(self, watcher: str) -> Places | None:
         node = await self._node_of(watcher)
@@ -426,13 +426,9 @@ def _unclaimed(place: Place, state: State, slots: Mapping[str, Slot]) -> Place:
     """The place with what no process of the books is claimed for: reserved there, or with the cluster alone."""
     if place.node == LOCAL_NODE:
         return place
-    known = {
-        name: Reservation(parse_watcher(name), place.node, slot.devices or ())
-        for name, slot in slots.items()
-        if slot.node == place.node
-    } | {name: replace(one, node=place.node) for name, one in place.reservations.items()}
+    known = place.reserved | {name for name, slot in slots.items() if slot.node == place.node}
     claimed = {name for name, entry in state.components.items() if entry.holds}
-    return replace(place, reservations={name: one for name, one in known.items() if name not in claimed})
+    return replace(place, reserved=known - claimed)
 
 
 def _as_counted(node: ClusterNode, kind: DeviceKind) -> Inventory:

@@ -27,7 +27,7 @@ from dynamo_local.core.errors import (
     one_line,
 )
 from dynamo_local.core.names import Watcher, check_watcher
-from dynamo_local.supervisor.places.port import LogPart, Need, Place, Places, Reservation, Status
+from dynamo_local.supervisor.places.port import LogPart, Need, Place, Places, Slot, Status
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.tasks import TaskGuard
 
@@ -131,13 +131,6 @@ class PlacesAnswer(msgspec.Struct, frozen=True, tag="places"):
     v: int = VERSION
 
 
-class Reserved(msgspec.Struct, frozen=True, tag="reserved"):
-    """What is reserved now."""
-
-    reservation: Reservation
-    v: int = VERSION
-
-
 class StatusesAnswer(msgspec.Struct, frozen=True, tag="statuses"):
     """Status of every watcher."""
 
@@ -167,7 +160,7 @@ class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):
     v: int = VERSION
 
 
-PlacesReply = PlacesAnswer | Reserved | StatusesAnswer | ErrorAnswer | LogPart | Done | Refused
+PlacesReply = PlacesAnswer | Slot | StatusesAnswer | ErrorAnswer | LogPart | Done | Refused
 
 
 def refusal(error: DynamoError) -> Refused:
@@ -211,8 +204,8 @@ class FarPlaces:
     async def places(self) -> Mapping[str, Place]:
         return (await self._ask(PlacesQuestion(), PlacesAnswer, self.within_s)).places
 
-    async def reserve(self, watcher: Watcher, need: Need) -> Reservation:
-        return (await self._ask(ReserveOrder(watcher, need), Reserved, self.slow_within_s)).reservation
+    async def reserve(self, watcher: Watcher, need: Need) -> Slot:
+        return await self._ask(ReserveOrder(watcher, need), Slot, self.slow_within_s)
 
     async def start(self, plan: WatcherPlan) -> None:
         await self._ask(StartOrder(plan), Done, self.slow_within_s)
@@ -291,7 +284,7 @@ class PlacesService:
             case StatusesQuestion():
                 return StatusesAnswer(await self.places.statuses())
             case ReserveOrder():
-                return Reserved(await self.places.reserve(request.watcher, request.need))
+                return await self.places.reserve(request.watcher, request.need)
             case ErrorQuestion(watcher=watcher):
                 return ErrorAnswer(await self.places.last_error(watcher))
             case LogQuestion(watcher=watcher, lines=lines, after=after):

@@ -16,13 +16,13 @@ from dynamo_local.core.names import Watcher
 from dynamo_local.supervisor.circus.client import STOPPED, CircusClient
 from dynamo_local.supervisor.circus.drain import Drain
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
-from dynamo_local.supervisor.places.port import LogPart, Need, Place, Reservation, Status
+from dynamo_local.supervisor.places.port import LogPart, Need, Place, Slot, Status
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.supervisor.server.reports.logs import Follower, last_error, size, tail
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.tasks import finish_in_thread
 from state.devices.allocation import Inventory, allocate, held_by
-from state.statefile.model import Component, State
+from state.statefile.model import State
 from state.statefile.transitions import release, reserve, shares_taken
 
 # The statefile, read and updated beside the event loop.
@@ -128,13 +128,13 @@ class LocalPlaces:
 
     async def places(self) -> Mapping[str, Place]:
         state = await self.books.read()
-        reserved = {name: _reservation(entry) for name, entry in state.here.items() if entry.phase == "reserved"}
+        reserved = frozenset(name for name, entry in state.here.items() if entry.phase == "reserved")
         return {state.node: Place(state.node, self.inventory, reserved)}
 
-    async def reserve(self, watcher: Watcher, need: Need) -> Reservation:
+    async def reserve(self, watcher: Watcher, need: Need) -> Slot:
         # Virtual workers compute nothing, and share devices with whoever does.
         elsewhere = {} if need.virtual else await self.devices.elsewhere()
-        chosen = self.inventory if need.on is None else _only(self.inventory, need.on)
+        chosen = self.inventory if not need.on else _only(self.inventory, need.on)
 
         def reserved(state: State) -> State:
             if need.node not in ("", state.node):
@@ -142,7 +142,8 @@ class LocalPlaces:
             devices = allocate(chosen, shares_taken(state), need.devices, watcher.service, elsewhere, need.share)
             return reserve(state, watcher, role=need.role, devices=devices, share=need.share)
 
-        made = _reservation((await self.books.update(reserved)).components[str(watcher)])
+        entry = (await self.books.update(reserved)).components[str(watcher)]
+        made = Slot(entry.node, entry.devices)
         try:
             await self._hold(made)
         except (DeviceError, NotRunningError, StateError):
@@ -193,10 +194,10 @@ class LocalPlaces:
         if entry is not None and entry.node != state.node:
             raise SupervisorError(f"{watcher} runs on node {entry.node}, and this is {state.node}")
 
-    async def _hold(self, reservation: Reservation) -> None:
+    async def _hold(self, slot: Slot) -> None:
         """Have the server hold the devices. Raises DeviceError if another server took one of them first."""
         refused = await self.devices.hold_claimed()
-        missing = {device_id: who for device_id, who in refused.items() if device_id in reservation.devices}
+        missing = {device_id: who for device_id, who in refused.items() if device_id in slot.devices}
         if missing:
             raise DeviceError(f"a device was taken by somebody else{held_by(self.inventory.kind, missing)}")
 
@@ -210,10 +211,6 @@ def log_part(log: Path, lines: int, after: int | None) -> LogPart:
 
 def _only(inventory: Inventory, ids: Collection[int]) -> Inventory:
     return replace(inventory, devices=tuple(device for device in inventory.devices if device.id in ids))
-
-
-def _reservation(entry: Component) -> Reservation:
-    return Reservation(entry.watcher, entry.node, entry.devices, entry.resources.share)
 
 
 def _without_reservation(state: State, watcher: str) -> State:

@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from dynamo_local.core.codec import VERSION
-from dynamo_local.core.names import Watcher, check_node, check_watcher
+from dynamo_local.core.names import Watcher, check_node
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from state.devices.allocation import Inventory
 
@@ -32,36 +32,36 @@ answer. An unknown process may run: it keeps its devices, and its requests."""
 class Need(msgspec.Struct, frozen=True):
     """What a process needs. `devices`: their number; with a `share` below 1, that part of one device. `virtual`: it
     computes nothing, and shares its devices with processes of others. `on`: ids of the devices, where a cluster has
-    chosen them. `node`: the only one that will do, where that is decided already; empty for any."""
+    chosen them, otherwise empty. `node`: the only one that will do, where that is decided already; empty for any."""
 
     role: str
     devices: int
     share: float = 1.0
     virtual: bool = False
-    on: tuple[int, ...] | None = None
+    on: tuple[int, ...] = ()
     node: str = ""
 
 
-class Reservation(msgspec.Struct, frozen=True):
-    """Devices, or a share of one, that are reserved for a watcher's process. `devices`: ids on that node."""
+class Slot(msgspec.Struct, frozen=True, tag="slot"):
+    """What is reserved for a process on a node. `devices`: ids there of those that it has, or has a share of. Empty for
+    a process without any, and where a cluster leaves their choice to the node server, as it does for CPU slots."""
 
-    watcher: Watcher
     node: str
-    devices: tuple[int, ...]
-    share: float = 1.0
+    devices: tuple[int, ...] = ()
+    v: int = VERSION
 
     def __post_init__(self) -> None:
-        check_watcher(self.watcher)
         check_node(self.node)
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A node that processes can live on. `reservations`: those that no process has been claimed for, by watcher.
+    """A node that processes can live on. `reserved`: the watchers for which something is reserved there, and no process
+    has been claimed.
     `given_up`: watchers of endpoints' workers whose processes are not started again, each with the reason."""
 
     node: str
     inventory: Inventory
-    reservations: Mapping[str, Reservation]
+    reserved: frozenset[str] = frozenset()
     given_up: Mapping[str, str] = {}
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class Places(Protocol):
     async def places(self) -> Mapping[str, Place]:
         """The places that answer, by node."""
 
-    async def reserve(self, watcher: Watcher, need: Need) -> Reservation:
+    async def reserve(self, watcher: Watcher, need: Need) -> Slot:
         """Reserve what a process needs, on one node. The devices that are reserved are those of no other process.
 
         Raises DeviceError if no place that will do has them free, NodeStartError if that place cannot run anything;

@@ -13,12 +13,13 @@ from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Subscription
 from dynamo_local.core.errors import DeviceError, SupervisorError
+from dynamo_local.core.names import Watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.node.places import NodePlaces
 from dynamo_local.supervisor.places.clustered import ClusterPlaces, Slots
 from dynamo_local.supervisor.places.far import FarPlaces, PlacesService
 from dynamo_local.supervisor.places.local import Books, LocalPlaces
-from dynamo_local.supervisor.places.port import Places, Reservation
+from dynamo_local.supervisor.places.port import Places, Slot
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.tasks import TaskGuard
 from state.devices.allocation import Inventory
@@ -90,10 +91,10 @@ class ClusterSite:
         )
         self.places: Places = self.clustered
 
-    def plan(self, reservation: Reservation, program: Program) -> WatcherPlan:
-        plan = self._nodes[reservation.node].plan(reservation, program)
+    def plan(self, watcher: Watcher, slot: Slot, program: Program) -> WatcherPlan:
+        plan = self._nodes[slot.node].plan(watcher, slot, program)
         self._plans[plan.name] = plan
-        return replace(plan, node=reservation.node)
+        return replace(plan, node=slot.node)
 
     async def begun(self, name: str) -> None:
         await self._node_of(name).begun(name)
@@ -185,8 +186,8 @@ async def test_what_only_the_cluster_knows_is_told_as_a_reservation(site: Cluste
     assert await site.clustered.leaks() == {str(worker())}
     assert await site.clustered.silent(await site.clustered.seen()) == {slot.node: False}
     await site.clustered.give_up(slot.node)
-    (place,) = [place for place in (await site.places.places()).values() if place.reservations]
-    assert set(place.reservations) == {str(worker())}
+    (place,) = [place for place in (await site.places.places()).values() if place.reserved]
+    assert set(place.reserved) == {str(worker())}
     await site.places.end(str(worker()), 1.0)
     await site.places.release(str(worker()))
     assert site.cluster.reserved == {}
@@ -197,7 +198,7 @@ async def test_node_servers_of_several_workers_are_started_together(site: Cluste
     assert site.cluster.running == {"a", "b"}
     # What is about to be reserved is no leak.
     assert await site.clustered.leaks() == set()
-    assert not [place for place in (await site.places.places()).values() if place.reservations]
+    assert not [place for place in (await site.places.places()).values() if place.reserved]
     found = [await reserved(site, index) for index in range(3)]
     assert sorted(one.node for one in found) == ["a", "a", "b"]
     with pytest.raises(DeviceError):
@@ -214,6 +215,6 @@ async def test_all_node_servers_end_with_the_graph(site: ClusterSite) -> None:
 
 async def test_reservations_of_another_graph_are_left_alone(site: ClusterSite) -> None:
     await site.cluster.reserve("other/other_VllmWorker", ONE)
-    assert not [place for place in (await site.places.places()).values() if place.reservations]
+    assert not [place for place in (await site.places.places()).values() if place.reserved]
     await site.clustered.end_all()
     assert set(site.cluster.reserved) == {"other/other_VllmWorker"}

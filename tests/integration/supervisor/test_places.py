@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_local.core.names import Watcher
 from dynamo_local.process.groups import members
 from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.daemon import CircusDaemon, CircusFiles
 from dynamo_local.supervisor.circus.process_registry import StateRegistry
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
 from dynamo_local.supervisor.places.local import Books, CircusWatchers, LocalPlaces
-from dynamo_local.supervisor.places.port import Reservation
+from dynamo_local.supervisor.places.port import Slot
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from state.devices.allocation import cpu_slots
 from state.machine.processes import this_process
@@ -59,9 +60,9 @@ class CircusSite:
         inventory = cpu_slots(range(devices), devices)
         self.places: LocalPlaces = LocalPlaces(self.books, inventory, NobodyElse(), watchers, self._log)
 
-    def plan(self, reservation: Reservation, program: Program) -> WatcherPlan:
-        argv = ("sh", "-c", f"echo $$ >> {self._log(str(reservation.watcher))}.pids; {PROGRAMS[program]}")
-        return WatcherPlan(reservation.watcher, "decode", argv, devices=reservation.devices)
+    def plan(self, watcher: Watcher, slot: Slot, program: Program) -> WatcherPlan:
+        argv = ("sh", "-c", f"echo $$ >> {self._log(str(watcher))}.pids; {PROGRAMS[program]}")
+        return WatcherPlan(watcher, "decode", argv, devices=slot.devices)
 
     async def begun(self, name: str) -> None:
         async with asyncio.timeout(60):

@@ -42,7 +42,6 @@ OTHER_NUMBERS = {
     "Reserve.floor": "steps",
     "RoleReport.usage": "a share",
     "Need.share": "a share",
-    "Reservation.share": "a share",
     "WatcherPlan.share": "a share",
     "ServiceTemplate.share": "a share",
     "PlannerReport.devices": "a number",

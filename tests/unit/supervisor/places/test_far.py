@@ -20,11 +20,10 @@ from dynamo_local.supervisor.places.far import (
     PlacesRequest,
     PlacesService,
     Refused,
-    Reserved,
     ReserveOrder,
     StartOrder,
 )
-from dynamo_local.supervisor.places.port import Need, Place, Places, Reservation
+from dynamo_local.supervisor.places.port import Need, Place, Places, Slot
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.tasks import TaskGuard
 from state.devices.allocation import Device, Inventory, cpu_slots
@@ -33,8 +32,8 @@ WATCHER = Watcher("dynamo", "VllmWorker", 2, "chat@7")
 NEED = Need("decode", 2, on=(0, 2))
 GPUS = Inventory("gpu", (Device(0, "gpu", "A", uuid="u"), Device(2, "gpu", "A", uuid="v")), gone={2: "it fell off"})
 PLACES = {
-    "local": Place("local", cpu_slots(range(4), 2), {str(WATCHER): Reservation(WATCHER, "local", (1,), 0.5)}),
-    "n-1.example": Place("n-1.example", GPUS, {}, {"dynamo_chat@7_VllmWorker": "it dies"}),
+    "local": Place("local", cpu_slots(range(4), 2), frozenset({str(WATCHER)})),
+    "n-1.example": Place("n-1.example", GPUS, given_up={"dynamo_chat@7_VllmWorker": "it dies"}),
 }
 PLAN = WatcherPlan(WATCHER, "decode", ("run", "it"), {"KEEP": "me"}, (1,), 0.5, "n-1.example")
 
@@ -68,13 +67,13 @@ def tampered(message: msgspec.Struct, path: str, value: object) -> bytes:
         (StartOrder(PLAN), "plan/watcher/revision", "chat@0"),
         (LogQuestion("dynamo_VllmWorker", 1), "lines", 0),
         (LogQuestion("dynamo_VllmWorker", 1), "after", -1),
-        (Reserved(PLACES["local"].reservations[str(WATCHER)]), "reservation/node", "a node"),
+        (Slot("n-1.example", (1,)), "node", "a node"),
         (PlacesAnswer(PLACES), "places/local/node", ""),
         (PlacesAnswer(PLACES), "places/local/inventory", WRONG_INVENTORY),
     ],
 )
 def test_what_makes_no_sense_is_no_message(message: msgspec.Struct, path: str, value: object) -> None:
-    kind = PlacesReply if isinstance(message, PlacesAnswer | Reserved) else PlacesRequest
+    kind = PlacesReply if isinstance(message, PlacesAnswer | Slot) else PlacesRequest
     codec.decode(codec.encode(message), kind)
     with pytest.raises(DecodeError):
         codec.decode(tampered(message, path, value), kind)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.errors import DeviceError, StateError, SupervisorError
+from dynamo_local.core.names import Watcher
 from dynamo_local.supervisor.places.local import Books, LocalPlaces
-from dynamo_local.supervisor.places.port import Need, Places, Reservation
+from dynamo_local.supervisor.places.port import Need, Places, Slot
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from state.devices.allocation import cpu_slots
 from state.statefile.transitions import taken
@@ -52,9 +53,9 @@ class MemorySite:
         inventory = cpu_slots(range(DEVICES), DEVICES)
         self.places: Places = LocalPlaces(self.books, inventory, self.machine, self.machine, lambda _: log)
 
-    def plan(self, reservation: Reservation, program: Program) -> WatcherPlan:
-        self.machine.starts[str(reservation.watcher)] = STARTS[program]
-        return WatcherPlan(reservation.watcher, "decode", ("run",), {"KEEP": "me"}, reservation.devices)
+    def plan(self, watcher: Watcher, slot: Slot, program: Program) -> WatcherPlan:
+        self.machine.starts[str(watcher)] = STARTS[program]
+        return WatcherPlan(watcher, "decode", ("run",), {"KEEP": "me"}, slot.devices)
 
     async def begun(self, name: str) -> None:
         pass
