@@ -33,11 +33,10 @@ from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.load.client import Client
 from dynamo_local.load.figures import Record
 from dynamo_local.load.session import Generator
-from dynamo_local.sim.fleet import names, simulate
-from dynamo_local.sim.messages import AT_ONCE, Messages
+from dynamo_local.sim.fleet import AT_ONCE, Messages, names, simulate
 from dynamo_local.sim.requests import Arrival
 from dynamo_local.sim.routers import PolicyRouter
-from dynamo_local.sim.timing import MockerTiming
+from dynamo_local.sim.worker import MockerTiming
 
 NEAR = 0.05
 _SPEED, _SECONDS, _QUICK_SECONDS = 0.2, 300.0, 30.0

@@ -22,10 +22,9 @@ from benchmarks.routing.mockers import MAX_IN_FLIGHT, Prompts, start_mockers
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.load.session import Generator
 from dynamo_local.sim.fleet import names, simulate
-from dynamo_local.sim.outcomes import Served, percentile
-from dynamo_local.sim.requests import Arrival
+from dynamo_local.sim.requests import Arrival, Served, percentile
 from dynamo_local.sim.routers import PolicyRouter
-from dynamo_local.sim.timing import MockerTiming
+from dynamo_local.sim.worker import MockerTiming
 
 WORSE = 1.1
 WORKERS = 3

@@ -16,12 +16,10 @@ from itertools import accumulate
 from benchmarks.harness.report import Figures, milliseconds, table
 from dynamo_local.core.routing.policies import POLICIES
 from dynamo_local.engine.mocker.settings import MockerSettings
-from dynamo_local.sim.fleet import names, simulate
-from dynamo_local.sim.joining import Joining
-from dynamo_local.sim.outcomes import Served, percentile
-from dynamo_local.sim.requests import Arrival
+from dynamo_local.sim.fleet import Joining, names, simulate
+from dynamo_local.sim.requests import Arrival, Served, percentile
 from dynamo_local.sim.routers import PolicyRouter
-from dynamo_local.sim.timing import MockerTiming
+from dynamo_local.sim.worker import MockerTiming
 
 FROM_S, FOR_S, NEAR = 5.0, 10.0, 0.9
 JOINS_AT_S = 60.0

@@ -24,10 +24,9 @@ from dynamo_local.core.migration.rebalancing import RebalancingLimits
 from dynamo_local.core.routing.policies import POLICIES
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.sim.fleet import Result, names, simulate
-from dynamo_local.sim.outcomes import Served, percentile
-from dynamo_local.sim.requests import Arrival
+from dynamo_local.sim.requests import Arrival, Served, percentile
 from dynamo_local.sim.routers import PolicyRouter
-from dynamo_local.sim.timing import MockerTiming
+from dynamo_local.sim.worker import MockerTiming
 
 FASTER, SLOWER = 1.5, 1.05
 WORKERS = 8, 16

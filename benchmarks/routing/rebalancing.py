@@ -18,10 +18,9 @@ from dynamo_local.core.migration.rebalancing import RebalancingLimits
 from dynamo_local.core.routing.policies import POLICIES
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.sim.fleet import Result, names, simulate
-from dynamo_local.sim.outcomes import Gaps, Served, percentile
-from dynamo_local.sim.requests import Arrival
+from dynamo_local.sim.requests import Arrival, Gaps, Served, percentile
 from dynamo_local.sim.routers import Placement, PolicyRouter
-from dynamo_local.sim.timing import MockerTiming
+from dynamo_local.sim.worker import MockerTiming
 
 WORSE = 1.05
 TTFT_S, ITL_S = 1.0, 0.05

@@ -19,10 +19,9 @@ from dynamo_local.core.migration.rebalancing import RebalancingLimits
 from dynamo_local.core.routing.policies import POLICIES
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.sim.fleet import Result, names, simulate
-from dynamo_local.sim.outcomes import Served, percentile
-from dynamo_local.sim.requests import Arrival
+from dynamo_local.sim.requests import Arrival, Served, percentile
 from dynamo_local.sim.routers import Placement, PolicyRouter
-from dynamo_local.sim.timing import MockerTiming
+from dynamo_local.sim.worker import MockerTiming
 
 WITHIN_S, SHARE, UNEVEN, WINDOW_S = 10.0, 0.9, 1.3, 5.0
 FREE_AT_S = 25.0

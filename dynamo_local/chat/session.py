@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from dynamo_local.chat.answer import AnswerReader, Part
-from dynamo_local.chat.client import ChatClient, ChatError, reader
+from dynamo_local.chat.client import AnswerReader, ChatClient, ChatError, Part, reader
 from dynamo_local.core.conversation import COMMANDS, Conversation, parse_command
 
 _HINT = "Ctrl-C again, Ctrl-D or /exit ends the chat"

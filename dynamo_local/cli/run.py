@@ -19,8 +19,7 @@ from dynamo_local.core.errors import UsageError
 from dynamo_local.core.names import NAMESPACE_ENV
 
 if TYPE_CHECKING:
-    from dynamo_local.chat.answer import Part
-    from dynamo_local.chat.client import ChatClient
+    from dynamo_local.chat.client import ChatClient, Part
     from dynamo_local.core.conversation import Conversation
     from dynamo_local.load.client import Endpoint
 
@@ -193,8 +192,7 @@ def _target(stack: ExitStack, model: str | None, options: dict[str, Any]) -> tup
     """The API to ask, and the model's name there. Starts a server on the stack if none serves the model."""
     import asyncio
 
-    from dynamo_local.chat.own_server import serving
-    from dynamo_local.chat.running import choose, first_model, running_servers
+    from dynamo_local.chat.servers import choose, first_model, running_servers, serving
     from dynamo_local.load.asked import read_key
     from dynamo_local.load.client import parse_url
     from state.paths import state_root

@@ -1,12 +1,14 @@
-"""A simulated worker: the mocker's scheduler, driven by events."""
+"""A simulated worker: the mocker's own scheduler in virtual time, with a model of how long its steps take."""
 
 from __future__ import annotations
 
+import heapq
 import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import msgspec
 
@@ -18,10 +20,112 @@ from dynamo_local.engine.kv.leases import Key
 from dynamo_local.engine.mocker.scheduler import Scheduler
 from dynamo_local.engine.mocker.sequence import Pull, Read, Sequence, StepOutcome
 from dynamo_local.engine.mocker.settings import MockerSettings
-from dynamo_local.sim.events import Agenda
-from dynamo_local.sim.outcomes import Gaps, Served
-from dynamo_local.sim.requests import Arrival, Counted, counted
-from dynamo_local.sim.timing import StepWork, Timing, work_of
+from dynamo_local.sim.requests import Arrival, Counted, Gaps, Served, counted
+
+# Events in virtual time: a heap of times.
+
+Action = Callable[[], None]
+
+
+class Agenda:
+    """What is to happen, and when, in seconds. Of equal times, `late` actions come last, else the first entered."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, bool, int, Action]] = []
+        self._entered = 0
+
+    def at(self, when: float, action: Action, *, late: bool = False) -> None:
+        """Enter an action. `when` is not before now."""
+        assert when >= self.now, f"{when} is before {self.now}"
+        self._entered += 1
+        heapq.heappush(self._heap, (when, late, self._entered, action))
+
+    def after(self, delay_s: float, action: Action) -> None:
+        """Do it once that time has passed: at once, if it is 0."""
+        if delay_s > 0:
+            self.at(self.now + delay_s, action)
+        else:
+            action()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._heap
+
+    def run(self) -> None:
+        """Do everything that was entered, and what that enters, in order."""
+        while self._heap:
+            self.now, _, _, action = heapq.heappop(self._heap)
+            action()
+
+
+# Models of how long an engine's steps take.
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """Work of a step: tokens of prompts, and the requests that decode, with their contexts' tokens together."""
+
+    prefill_tokens: int
+    decode_seqs: int
+    context_tokens: int
+
+
+def work_of(outcome: StepOutcome) -> StepWork:
+    """Work of a step that the scheduler has begun."""
+    prefill, seqs, context = 0, 0, 0
+    for sequence, count in outcome.computed.items():
+        if count == 1 and sequence.drawn:
+            seqs += 1
+            context += sequence.length
+        else:
+            prefill += count
+    return StepWork(prefill, seqs, context)
+
+
+class Timing(Protocol):
+    def step_s(self, work: StepWork) -> float:
+        """Time of a step, in seconds."""
+
+    def decode_s(self, work: StepWork, steps: int) -> float:
+        """Time of so many steps in which the same requests decode, each a token a step, from `work` on, in seconds."""
+
+
+@dataclass(frozen=True)
+class MockerTiming:
+    """The mocker's own model."""
+
+    settings: MockerSettings
+
+    def step_s(self, work: StepWork) -> float:
+        return self.settings.step_s(work.prefill_tokens, work.decode_seqs)
+
+    def decode_s(self, work: StepWork, steps: int) -> float:
+        return steps * self.step_s(work)
+
+
+@dataclass(frozen=True)
+class DynamoTiming:
+    """The default model of Dynamo's simulator (ai-dynamo 1.6.1), found by single requests and pairs of them: to five
+    digits, a step takes a quadratic function of the prompt tokens that it computes, plus one of the share of the KV
+    cache that the decoding requests' contexts fill."""
+
+    cache_tokens: int
+
+    def step_s(self, work: StepWork) -> float:
+        prefill = work.prefill_tokens
+        taken_ms = 4.209989e-07 * prefill**2 + 1.518344e-02 * prefill + 16.50142 if prefill else 0.0
+        return taken_ms / 1e3 + (self.decode_s(work, 1) if work.decode_seqs else 0.0)
+
+    def decode_s(self, work: StepWork, steps: int) -> float:
+        first, more = work.context_tokens / self.cache_tokens, work.decode_seqs / self.cache_tokens
+        sum_of_steps, sum_of_squares = steps * (steps - 1) / 2, (steps - 1) * steps * (2 * steps - 1) / 6
+        shares = steps * first + more * sum_of_steps
+        squares = steps * first**2 + 2 * first * more * sum_of_steps + more**2 * sum_of_squares
+        return (-25.74 * squares + 54.01 * shares + 5.74 * steps) / 1e3
+
+
+# A simulated worker: the mocker's scheduler, driven by events.
 
 _LONGEST_PIN_S = 60.0
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from dynamo_local.chat.answer import Part
-from dynamo_local.chat.client import ChatClient, ChatError, Sampling, reader
-from dynamo_local.chat.running import Served, choose
+from dynamo_local.chat.client import ChatClient, ChatError, Part, Sampling, reader
+from dynamo_local.chat.servers import Served, choose
 from dynamo_local.chat.session import Session
 from dynamo_local.core.conversation import COMMANDS, Conversation
 from dynamo_local.core.errors import NotRunningError, UsageError

@@ -14,11 +14,10 @@ from dynamo_local.core.migration.rebalancing import RebalancingLimits
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.core.routing.policies import POLICIES
 from dynamo_local.sim import worker as worker_module
-from dynamo_local.sim.fleet import Result, names, simulate
-from dynamo_local.sim.messages import Messages
+from dynamo_local.sim.fleet import Messages, Result, names, simulate
 from dynamo_local.sim.requests import Arrival
 from dynamo_local.sim.routers import Placement, PolicyRouter
-from dynamo_local.sim.timing import DynamoTiming, MockerTiming
+from dynamo_local.sim.worker import DynamoTiming, MockerTiming
 from tests.unit.sim.workloads import SMALL, workloads
 
 TIMING = MockerTiming(SMALL)

@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.routing.policies import POLICIES
 from dynamo_local.engine.mocker.settings import MockerSettings
-from dynamo_local.sim.fleet import Result, names, simulate
-from dynamo_local.sim.joining import Joining
+from dynamo_local.sim.fleet import Joining, Result, names, simulate
 from dynamo_local.sim.requests import Arrival
 from dynamo_local.sim.routers import PolicyRouter
-from dynamo_local.sim.timing import MockerTiming
+from dynamo_local.sim.worker import MockerTiming
 
 BLOCK, POOL, JOINS_AT_S = 4, 200, 10.0
 SETTINGS = MockerSettings(mocker_kv_blocks=POOL, mocker_block_size=BLOCK, mocker_max_num_batched_tokens=64)

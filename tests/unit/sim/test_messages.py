@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.core.routing.policies import POLICIES
-from dynamo_local.sim.fleet import Result, names, simulate
-from dynamo_local.sim.messages import AT_ONCE, Messages
-from dynamo_local.sim.outcomes import Served
-from dynamo_local.sim.requests import Arrival
+from dynamo_local.sim.fleet import AT_ONCE, Messages, Result, names, simulate
+from dynamo_local.sim.requests import Arrival, Served
 from dynamo_local.sim.routers import Placement, PolicyRouter
-from dynamo_local.sim.timing import MockerTiming, StepWork
+from dynamo_local.sim.worker import MockerTiming, StepWork
 from tests.unit.sim.workloads import SMALL, workloads
 
 _TICK_S = 1 / 1024

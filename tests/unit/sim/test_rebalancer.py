@@ -5,11 +5,10 @@ from __future__ import annotations
 from dynamo_local.core.migration.rebalancing import RebalancingLimits
 from dynamo_local.core.routing.policies import POLICIES
 from dynamo_local.engine.mocker.settings import MockerSettings
-from dynamo_local.sim.fleet import Result, names, simulate
-from dynamo_local.sim.messages import AT_ONCE, Messages
+from dynamo_local.sim.fleet import AT_ONCE, Messages, Result, names, simulate
 from dynamo_local.sim.requests import Arrival
 from dynamo_local.sim.routers import Placement, PolicyRouter
-from dynamo_local.sim.timing import MockerTiming
+from dynamo_local.sim.worker import MockerTiming
 
 SETTINGS = MockerSettings(mocker_kv_blocks=150, mocker_block_size=8, mocker_max_num_seqs=16)
 ONLY_THRASHING = RebalancingLimits(below=0, above=1e9)

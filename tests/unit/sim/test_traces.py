@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.sim.traces import mooncake
+from dynamo_local.sim.requests import mooncake
 
 
 def test_a_trace_is_read_and_its_arrivals_are_scaled(tmp_path: Path) -> None:

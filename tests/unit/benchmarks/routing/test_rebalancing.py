@@ -6,8 +6,7 @@ import math
 from dataclasses import replace
 
 from benchmarks.routing.rebalancing import ITL_S, TTFT_S, Pooled, is_good
-from dynamo_local.sim.outcomes import Served
-from dynamo_local.sim.requests import Arrival
+from dynamo_local.sim.requests import Arrival, Served
 
 OFF = Pooled(ttft_p50_s=0.1, ttft_p99_s=1.0, itl_p99_s=0.02, goodput=10.0, preemptions=3, moves=0)
 

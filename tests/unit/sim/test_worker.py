@@ -5,7 +5,7 @@ from itertools import accumulate
 import pytest
 
 from dynamo_local.engine.mocker.settings import MockerSettings
-from dynamo_local.sim.timing import DynamoTiming, MockerTiming, StepWork, Timing
+from dynamo_local.sim.worker import Agenda, DynamoTiming, MockerTiming, StepWork, Timing
 
 TIMINGS = [DynamoTiming(1_048_576), MockerTiming(MockerSettings())]
 
@@ -31,3 +31,19 @@ def test_many_decode_steps_take_as_long_as_each_of_them(timing: Timing) -> None:
 )
 def test_dynamos_simulator_takes_the_same_time(work: StepWork, took_ms: float) -> None:
     assert DynamoTiming(1_048_576).step_s(work) * 1e3 == pytest.approx(took_ms, abs=1e-3)
+
+
+def test_actions_run_in_order_of_time_and_late_ones_after_all_others_of_their_time() -> None:
+    agenda, done = Agenda(), list[str]()
+    agenda.at(1.0, lambda: done.append("late"), late=True)
+    agenda.at(2.0, lambda: done.append("last"))
+    agenda.at(1.0, lambda: done.append("first"))
+
+    def second() -> None:
+        done.append("second")
+        agenda.at(1.0, lambda: done.append("entered meanwhile"))
+
+    agenda.at(1.0, second)
+    agenda.run()
+    assert done == ["first", "second", "entered meanwhile", "late", "last"]
+    assert agenda.now == 2.0
