@@ -23,8 +23,7 @@ from dynamo_local.core.errors import BusError, DecodeError, DynamoError, RpcErro
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.core.suggestions import suggest
 from dynamo_local.sdk.client import Call, EndpointClient
-from dynamo_local.sdk.service import EndpointSpec, spec_of
-from dynamo_local.sdk.signatures import reply_type, request_type
+from dynamo_local.sdk.service import EndpointSpec, reply_type, request_type, spec_of
 from dynamo_local.tasks import TaskGuard
 
 _log = logging.getLogger(__name__)

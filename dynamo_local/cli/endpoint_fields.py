@@ -12,11 +12,8 @@ from dynamo_local.core.names import check_endpoint
 from dynamo_local.core.suggestions import suggest
 from dynamo_local.engine.vllm.arguments import every_argument
 from dynamo_local.engine.vllm.command_line import parse
-from dynamo_local.sdk.config.flags import Flag
-from dynamo_local.sdk.config.overrides import Override
 from dynamo_local.sdk.config.schema import SchemaTable, canonical
-from dynamo_local.sdk.config.sections import merge
-from dynamo_local.sdk.config.yaml_source import parse_yaml
+from dynamo_local.sdk.config.sections import Flag, Override, merge, parse_yaml
 
 _TEXTS = ("name", "model", "adapter_of", "engine", "policy")
 _MAPPINGS = ("args", "labels")

@@ -12,7 +12,7 @@ from dynamo_local.core.endpoints.adapters import most_rank, room_of, takes_adapt
 from dynamo_local.core.endpoints.idling import in_words, times_of
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.messages.endpoints import EndpointStatus, EndpointView, progress_of
-from dynamo_local.sdk.config.redaction import shown
+from dynamo_local.sdk.config.resolved import shown
 from dynamo_local.supervisor.admin.orders.endpoints import EndpointRow
 
 _HEADERS = ("NAME", "STATE", "READY", "WORKERS", "MODEL", "REASON")

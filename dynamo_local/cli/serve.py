@@ -72,7 +72,7 @@ def join_values(arguments: Sequence[str]) -> tuple[str, ...]:
 
 def port_in(config: Path | None, overrides: Iterable[str]) -> int | None:
     """Return the Frontend.port that options or file give, options first; None if neither does. Raises ConfigError."""
-    from dynamo_local.sdk.config.yaml_source import read_yaml
+    from dynamo_local.sdk.config.sections import read_yaml
 
     prefix = "--Frontend.port="
     typed = [option.removeprefix(prefix) for option in overrides if option.startswith(prefix)]

@@ -17,7 +17,7 @@ from dynamo_local.core.sizing.machine import size
 from dynamo_local.core.suggestions import suggest
 from dynamo_local.engine.vllm.arguments import VllmKey, described_vllm, every_argument
 from dynamo_local.engine.vllm.command_line import REFUSED
-from dynamo_local.sdk.config.redaction import redact, shown
+from dynamo_local.sdk.config.resolved import redact, shown
 from dynamo_local.supervisor.server.launch.launch import Launch
 
 if TYPE_CHECKING:

@@ -34,11 +34,9 @@ from dynamo_local.core.sizing.machine import Choice, Machine
 from dynamo_local.engine.vllm.arguments import OF_SERVER, every_argument
 from dynamo_local.engine.vllm.command_line import flag_of
 from dynamo_local.sdk.config.configuration import ENDPOINTS, resolve
-from dynamo_local.sdk.config.flags import KV_NETWORK, KV_STREAM, Flag
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.sdk.config.schema import canonical
-from dynamo_local.sdk.config.sections import Section
-from dynamo_local.sdk.config.yaml_source import read_yaml
+from dynamo_local.sdk.config.sections import KV_NETWORK, KV_STREAM, Flag, Section, read_yaml
 from dynamo_local.sdk.graph import Graph, load_graph
 from dynamo_local.supervisor.endpoints.revisions.launch import AGGREGATED, DISAGGREGATED, ModelTools
 from dynamo_local.supervisor.server.launch.prepare import Chosen, registry_of

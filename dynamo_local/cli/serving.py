@@ -31,8 +31,8 @@ from dynamo_local.core.fleet.view import AGGREGATED_ROLE
 from dynamo_local.core.sizing.machine import counted
 from dynamo_local.engine.vllm.arguments import OF_SERVER
 from dynamo_local.engine.vllm.variables import REFUSED
-from dynamo_local.sdk.config.flags import Flag, kv_network_flag, kv_stream_flag
 from dynamo_local.sdk.config.schema import check_variables
+from dynamo_local.sdk.config.sections import Flag, kv_network_flag, kv_stream_flag
 from dynamo_local.supervisor.endpoints.start import endpoint_controller
 from dynamo_local.supervisor.places.environments import LOCAL
 from dynamo_local.supervisor.server.launch.addresses import check_kv_network, claim_address

@@ -14,8 +14,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 
 from dynamo_local.core.errors import GraphError
-from dynamo_local.sdk.links import links_of
-from dynamo_local.sdk.service import ServiceSpec, is_service, spec_of
+from dynamo_local.sdk.service import ServiceSpec, is_service, links_of, spec_of
 
 _EXAMPLES = "examples.llm"
 

@@ -6,18 +6,54 @@ class method `link`.
 
 from __future__ import annotations
 
+import collections.abc
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar, overload
+from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints, overload
 
 from dynamo_local.core.errors import ConfigError, GraphError
 from dynamo_local.core.names import DEFAULT_NAMESPACE, MACHINERY, check_namespace, check_service
 from dynamo_local.sdk.client import ServiceClient
 from dynamo_local.sdk.config.schema import ConfigSchema, SchemaTable, schema_of
-from dynamo_local.sdk.links import Service, link
 from dynamo_local.sdk.resources import DeviceUse, Resources
+
+# Records `A.link(B)`: which of its declared dependencies a graph uses.
+#
+# A graph consists of the links of one module. Links are recorded under the module whose code calls `link`, so that two
+# graph modules which link the same service classes are independent, in whatever order they are imported.
+
+_links: dict[str, dict[tuple[type, type], None]] = {}
+"""Links as (source, target), by module. The inner dict serves as an ordered set."""
+
+
+def link(cls: type, other: Any) -> Any:
+    """Use the dependency of `cls` on `other` in the graph of the calling module. Returns `other`, for chains.
+
+    Raises GraphError if `cls` does not depend on `other`.
+    """
+    declared = list(vars(cls)["__dynamo__"].dependencies.values()) if "__dynamo__" in vars(cls) else []
+    if other not in declared:
+        names = ", ".join(target.__name__ for target in declared) or "no other service"
+        target = getattr(other, "__name__", repr(other))
+        raise GraphError(f"{cls.__name__} cannot be linked to {target}", f"{cls.__name__} depends on {names}")
+    module = sys._getframe(1).f_globals.get("__name__", "__main__")
+    _links.setdefault(module, {})[(cls, other)] = None
+    return other
+
+
+def links_of(module: str) -> tuple[tuple[type, type], ...]:
+    """Return the links made by the code of this module, in order."""
+    return tuple(_links.get(module, {}))
+
+
+class Service:
+    """Optional base class of services. Lets type checkers see `link`, which `@service` adds to every class."""
+
+    link: ClassVar[Any]
+
 
 __all__ = [
     "DeviceUse",
@@ -278,3 +314,38 @@ def _endpoints(cls: type) -> dict[str, EndpointSpec]:
 
 def _hooks(cls: type, when: str) -> tuple[str, ...]:
     return tuple(name for name, method in _members(cls, object) if getattr(method, _HOOK, None) == when)
+
+
+# Reads the types of requests and replies from an endpoint's annotations; both ends of a call convert to them.
+
+_STREAMS = (
+    collections.abc.AsyncIterator,
+    collections.abc.AsyncIterable,
+    collections.abc.AsyncGenerator,
+)
+
+
+def request_type(cls: type, endpoint: EndpointSpec) -> Any:
+    """Return the annotation of the endpoint's argument, or Any. Raises GraphError."""
+    hints = _hints(cls, endpoint)
+    hints.pop("return", None)
+    return next(iter(hints.values()), Any)
+
+
+def reply_type(cls: type, endpoint: EndpointSpec) -> Any:
+    """Return the type of one reply, or Any if it is not annotated. Raises GraphError."""
+    annotation = _hints(cls, endpoint).get("return", Any)
+    if not endpoint.streams:
+        return annotation
+    arguments = get_args(annotation)
+    return arguments[0] if get_origin(annotation) in _STREAMS and arguments else Any
+
+
+def _hints(cls: type, endpoint: EndpointSpec) -> dict[str, Any]:
+    try:
+        return get_type_hints(getattr(cls, endpoint.method), include_extras=True)
+    except NameError as error:
+        raise GraphError(
+            f"annotation of {cls.__name__}.{endpoint.method} cannot be evaluated: {error}",
+            "import the type at run time, not under TYPE_CHECKING",
+        ) from error

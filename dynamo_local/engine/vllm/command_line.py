@@ -19,9 +19,8 @@ import msgspec
 
 from dynamo_local.core.errors import ConfigError, UsageError
 from dynamo_local.engine.vllm.arguments import AGREED, MANAGED, VllmKey, every_argument
-from dynamo_local.sdk.config.flags import Flag
 from dynamo_local.sdk.config.schema import canonical
-from dynamo_local.sdk.config.yaml_source import parse_yaml, read_yaml
+from dynamo_local.sdk.config.sections import Flag, parse_yaml, read_yaml
 
 _WORKERS = "use --workers: each worker has a copy of the model, and the router spreads the requests"
 _ONE_MACHINE = "leave it out: a server runs on one machine"

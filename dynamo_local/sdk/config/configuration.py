@@ -24,13 +24,22 @@ from typing import Any
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.names import check_namespace
 from dynamo_local.core.suggestions import suggest
-from dynamo_local.sdk.config.flags import Flag, overrides_of
-from dynamo_local.sdk.config.overrides import Override, parse_override
-from dynamo_local.sdk.config.redaction import shown
-from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService, shown
 from dynamo_local.sdk.config.schema import SchemaTable, agreed_in, build_settings, settings_of
-from dynamo_local.sdk.config.sections import ARGS, COMMON, Section, check_value, merge, read_keys, read_section
-from dynamo_local.sdk.config.yaml_source import read_yaml
+from dynamo_local.sdk.config.sections import (
+    ARGS,
+    COMMON,
+    Flag,
+    Override,
+    Section,
+    check_value,
+    merge,
+    overrides_of,
+    parse_override,
+    read_keys,
+    read_section,
+    read_yaml,
+)
 from dynamo_local.sdk.graph import Graph, target_of
 from dynamo_local.sdk.resources import DeviceUse, Resources
 from dynamo_local.sdk.service import Rewrite, ServiceSpec, spec_of

@@ -1,18 +1,22 @@
-"""Reads and checks one service's section of a configuration.
-
-A command-line option is a section with one key, and is checked like a section of a file.
-"""
+"""What is said to services before it is resolved: sections of files, options of one service, flags of several. Read and
+checked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 from dynamo_local.core.errors import ConfigError
+from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.suggestions import suggest
-from dynamo_local.sdk.config.redaction import shown
+from dynamo_local.sdk.config.resolved import shown
 from dynamo_local.sdk.config.schema import (
+    ConfigSchema,
     KeySpec,
     SchemaTable,
     canonical,
@@ -23,6 +27,75 @@ from dynamo_local.sdk.config.schema import (
 )
 from dynamo_local.sdk.resources import Resources
 from dynamo_local.sdk.service import ServiceSpec
+
+# Reads YAML with stricter rules than PyYAML's own.
+#
+# Scalars are nearly those of YAML 1.2's core schema: only true and false are booleans, 010 and 12:30 and 2024-01-01 are
+# text, 1e-3 is a number. A duplicate key is an error. Errors give a line number and never the text, which may hold
+# secrets.
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML's own attribute
+
+
+_TAG = "tag:yaml.org,2002:"
+_Loader.add_implicit_resolver(f"{_TAG}null", re.compile(r"(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
+_Loader.add_implicit_resolver(f"{_TAG}bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver(f"{_TAG}int", re.compile(r"[-+]?(?:0|[1-9][0-9]*)$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    f"{_TAG}float",
+    re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$"),
+    list("-+.0123456789"),
+)
+_Loader.add_implicit_resolver(f"{_TAG}merge", re.compile(r"<<$"), ["<"])
+
+
+def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        if key_node.tag == f"{_TAG}merge":
+            continue
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str | int | float | bool | None):
+            raise yaml.constructor.ConstructorError(None, None, "a key is not text", key_node.start_mark)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} occurs twice", key_node.start_mark)
+        seen.add(key)
+    loader.flatten_mapping(node)
+    return {
+        loader.construct_object(key, deep=True): loader.construct_object(value, deep=True) for key, value in node.value
+    }
+
+
+_Loader.add_constructor(f"{_TAG}map", _construct_mapping)
+
+
+def parse_yaml(text: str, origin: str) -> Any:
+    """Parse YAML. Raises ConfigError with a message of one line that starts with `origin`."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{origin}:{where} is not YAML: {error.problem or error.context}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{origin} is not YAML", "write `Service:` with `key: value` lines under it") from error
+
+
+def read_yaml(path: Path) -> Any:
+    """Read and parse a YAML file. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        cause = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"cannot read configuration {path}: {cause}") from error
+    return parse_yaml(text, str(path))
+
+
+# Reads and checks one service's section of a configuration.
+#
+# A command-line option is a section with one key, and is checked like a section of a file.
 
 COMMON = "Common"
 TAKES = "common-configs"
@@ -170,3 +243,103 @@ def _envs(spec: ServiceSpec, raw: Any, origin: str) -> dict[str, str]:
     texts = {name: str(value) for name, value in envs.items()}
     check_variables(texts, refused_in(spec.schema), f"{origin}: {spec.name}.{ARGS}.envs.")
     return texts
+
+
+# Reads command-line options `--Service.key.sub=value` as configuration.
+#
+# Values are YAML, except for keys of kind `str`, which take the text as it stands.
+
+
+@dataclass(frozen=True)
+class Override:
+    """A command-line option, split into its parts. `text` is None without `=`.
+
+    `typed`: the option as the user typed it, without its value, where that is another spelling (`Flag`).
+    """
+
+    section: str
+    path: tuple[str, ...]
+    text: str | None
+    typed: str | None = None
+
+    @property
+    def origin(self) -> str:
+        """The option without its value, which may be a secret."""
+        return self.typed or f"--{'.'.join((self.section, *self.path))}"
+
+    def tree(self, schema: ConfigSchema) -> dict[str, Any]:
+        """Return the option as nested mappings, like a section of a file. Raises ConfigError."""
+        value = self._value(schema.keys().get(canonical(self.path[0])))
+        for name in reversed(self.path):
+            value = {name: value}
+        return value  # type: ignore[no-any-return]  # the path is not empty
+
+    def _value(self, spec: KeySpec | None) -> Any:
+        if self.text is None:
+            if spec is not None and spec.kind in ("bool", "any") and len(self.path) == 1:
+                return True
+            raise ConfigError(f"{self.origin} has no value", f"write {self.origin}=VALUE")
+        if self.path[:2] == (ARGS, "envs") and len(self.path) == 3:
+            return self.text
+        if spec is not None and spec.kind == "str" and len(self.path) == 1 and self._is_text(spec):
+            return self.text
+        return parse_yaml(self.text, self.origin)
+
+    def _is_text(self, spec: KeySpec) -> bool:
+        """Return whether the text is the value, so that `--Middle.suffix=!` needs no YAML quotes."""
+        text = self.text or ""
+        quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "'\""
+        return not quoted and not (spec.optional and text in ("null", "~"))
+
+
+def parse_override(option: str) -> Override:
+    """Split an option into its parts. Raises ConfigError."""
+    name, equals, text = option.removeprefix("--").partition("=")
+    section, *path = name.split(".")
+    if not option.startswith("--") or not section or not path or not all(path):
+        raise ConfigError(
+            f"option {'--' * option.startswith('--')}{name} is not understood", "write --Service.key=value"
+        )
+    return Override(section, tuple(path), text if equals else None)
+
+
+# Options that name a key and no service, such as `--max-model-len 4096`. Each is for all services with the key.
+
+KV_NETWORK, KV_STREAM = "kv-network", "kv-stream"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """An option without a service, with its value as text.
+
+    `path`: the key and, for a part of a mapping, what leads to it. `typed`: the option as the user typed it.
+    `beside`: a key that a service must have as well, since keys of other services may have the same name by chance.
+    `engines_only`: services without an engine do not get the option, although they have the key.
+    """
+
+    path: tuple[str, ...]
+    text: str
+    typed: str
+    beside: str
+    engines_only: bool = False
+
+
+def kv_network_flag(cidr: str | None) -> tuple[Flag, ...]:
+    """The option `--kv-network`, if it is given."""
+    return () if cidr is None else (Flag((KV_NETWORK,), cidr, f"--{KV_NETWORK}", KV_NETWORK, engines_only=True),)
+
+
+def kv_stream_flag(*, given: bool) -> tuple[Flag, ...]:
+    """The option `--kv-stream`, if it is given."""
+    return (Flag((KV_STREAM,), "true", f"--{KV_STREAM}", KV_STREAM, engines_only=True),) if given else ()
+
+
+def overrides_of(specs: Sequence[ServiceSpec], flags: Sequence[Flag]) -> Iterator[Override]:
+    """Yield the flags as options of the services that take them. Raises ConfigError if no service takes one."""
+    for flag in flags:
+        takers = [spec for spec in specs if {flag.path[0], flag.beside} <= set(spec.schema.keys())]
+        engines = [spec for spec in takers if spec.role in ENGINE_ROLES]
+        if not takers:
+            raise ConfigError(f"{flag.typed}: no service of the graph has this setting", "leave it out")
+        for spec in engines if flag.engines_only and engines else takers:
+            yield Override(spec.name, flag.path, flag.text, flag.typed)

@@ -18,7 +18,7 @@ from dynamo_local.core.endpoints.registry import Registry, ordered
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import UsageError
 from dynamo_local.sdk.config.configuration import resolve
-from dynamo_local.sdk.config.flags import KV_NETWORK, KV_STREAM, Flag, kv_network_flag, kv_stream_flag
+from dynamo_local.sdk.config.sections import KV_NETWORK, KV_STREAM, Flag, kv_network_flag, kv_stream_flag
 from dynamo_local.sdk.graph import load_graph
 from dynamo_local.supervisor.endpoints.revisions.launch import AGGREGATED
 from state.devices.allocation import cpu_slots

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from dynamo_local.sdk import load_graph
 from dynamo_local.sdk.config.configuration import resolve
-from dynamo_local.sdk.config.sections import merge
-from dynamo_local.sdk.config.yaml_source import parse_yaml
+from dynamo_local.sdk.config.sections import merge, parse_yaml
 
 GRAPH = load_graph("tests.unit.sdk.graphs.agg:Frontend")
 

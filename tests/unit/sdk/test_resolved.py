@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.errors import DecodeError, GraphError
-from dynamo_local.sdk.config.redaction import MASK, looks_secret, redact, shown
-from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.sdk.config.resolved import MASK, ResolvedGraph, ResolvedService, looks_secret, redact, shown
 
 texts = st.text(max_size=6)
 plain = st.recursive(

@@ -17,8 +17,7 @@ from dynamo_local.sdk import (
     service,
     spec_of,
 )
-from dynamo_local.sdk.service import EndpointSpec, is_service
-from dynamo_local.sdk.signatures import reply_type, request_type
+from dynamo_local.sdk.service import EndpointSpec, is_service, reply_type, request_type
 
 
 @service()

@@ -19,8 +19,8 @@ from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE
 from dynamo_local.core.names import Revision
 from dynamo_local.model.files import MODEL_FILES_ENV, read_identity
 from dynamo_local.sdk.config.configuration import resolve
-from dynamo_local.sdk.config.flags import Flag
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.sdk.config.sections import Flag
 from dynamo_local.sdk.graph import Graph, load_graph
 from dynamo_local.supervisor.endpoints.revisions.memory import worker_bytes
 from dynamo_local.supervisor.server.launch.addresses import check_kv_networks

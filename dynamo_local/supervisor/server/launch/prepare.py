@@ -17,9 +17,8 @@ from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.shares import summed
 from dynamo_local.model.named.names import NAMES, NamedModel
 from dynamo_local.sdk.config.configuration import resolve
-from dynamo_local.sdk.config.flags import Flag
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
-from dynamo_local.sdk.config.sections import Section
+from dynamo_local.sdk.config.sections import Flag, Section
 from dynamo_local.sdk.graph import Graph, load_graph
 from dynamo_local.sdk.service import spec_of
 from dynamo_local.supervisor.places.environments import LOCAL, check_environment

@@ -14,8 +14,8 @@ from dynamo_local.bus.certificate import make_certificate
 from dynamo_local.core.errors import PortInUseError, UsageError
 from dynamo_local.core.messages.kv import TLS_STREAM
 from dynamo_local.engine.kv.network import NO_FAR_KV, FarKv, NetworkSettings, far_kv_here
-from dynamo_local.sdk.config.flags import kv_network_flag, kv_stream_flag, overrides_of
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.sdk.config.sections import kv_network_flag, kv_stream_flag, overrides_of
 from dynamo_local.sdk.graph import load_graph
 from dynamo_local.sdk.service import spec_of
 from dynamo_local.supervisor.server.launch import addresses
