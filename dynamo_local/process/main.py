@@ -21,8 +21,7 @@ from typing import NoReturn
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.names import LOG_ENV
 from dynamo_local.process.ancestry import die_as_environment_says
-from dynamo_local.process.service import report, run_service
-from dynamo_local.process.startup import Startup, read_startup
+from dynamo_local.process.service import Startup, read_startup, report, run_service
 
 _EXIT_DEADLINE_S = 5.0
 """For exit handlers, after the service has ended. A thread that still loads a model must not delay the exit."""

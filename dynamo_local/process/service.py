@@ -15,27 +15,78 @@ import os
 import secrets
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.bus.nats import Bus, follow_address
+from dynamo_local.bus.nats import Bus, BusAddress, follow_address
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.bus.rpc import CallClient, CallServer
 from dynamo_local.core.codec import prepare_structs
-from dynamo_local.core.errors import DynamoError, StateError
+from dynamo_local.core.errors import ConfigError, DynamoError, GraphError, NotRunningError, StateError
 from dynamo_local.core.messages.presence import LeaseRevoked, Presence
+from dynamo_local.core.names import WATCHER_ENV, Watcher, parse_watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.context import ServiceContext
-from dynamo_local.process.startup import Startup
+from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.graph import import_service
 from dynamo_local.sdk.service import bind_clients, spec_of
 from dynamo_local.tasks import TaskGuard
 from state.devices.holding import Bound, occupy
 from state.machine.identity import machine_id
 from state.machine.processes import this_process
-from state.paths import Sockets
+from state.paths import Sockets, StatePaths
 from state.remains import SEGMENTS_ENV, make_folder, segment_prefix
+from state.statefile.store import StateStore
+from state.statefile.transitions import claimed
+
+# Reads what a service process needs to start: its watcher, its claim, its graph, and the address of the bus.
+
+
+@dataclass(frozen=True)
+class Startup:
+    """The identity of a service process, and where it finds the bus and its server's files.
+
+    `role`: that of the process before it, if there was one. `server_pid`, `circus_endpoint`: of its server.
+    """
+
+    watcher: Watcher
+    graph: ResolvedGraph
+    service: ResolvedService
+    bus: BusAddress
+    paths: StatePaths
+    role: str
+    server_pid: int
+    circus_endpoint: str
+
+
+def read_startup(namespace: str, service: str, environ: Mapping[str, str]) -> Startup:
+    """Read what the server wrote for this process. Raises ConfigError, GraphError, NotRunningError, BusError, or
+    StateError if the process has no claim."""
+    watcher = parse_watcher(environ.get(WATCHER_ENV, ""))
+    if (watcher.namespace, watcher.service) != (namespace, service):
+        raise ConfigError(f"{WATCHER_ENV} is {watcher}, which is no watcher of {service} in {namespace}")
+    paths = StatePaths.of(namespace, environ)
+    graph = _read_graph(paths.graph_of(watcher.revision))
+    if graph.namespace != namespace:
+        raise GraphError(f"{paths.graph_of(watcher.revision)} is of namespace {graph.namespace}, not {namespace}")
+    address = BusAddress.load(paths.bus_file)
+    # Only read: the server alone writes it, by what this process announces.
+    state = StateStore(paths).read()
+    role = claimed(state, watcher).role
+    return Startup(watcher, graph, graph.service(service), address, paths, role, state.owner.pid, state.circus_endpoint)
+
+
+def _read_graph(path: Path) -> ResolvedGraph:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise NotRunningError(
+            f"no graph in {path}: {error.strerror}", "services are started by `dynamo serve`"
+        ) from error
+    return ResolvedGraph.from_json(data)
+
 
 _log = logging.getLogger(__name__)
 

@@ -11,16 +11,14 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from dynamo_local.process import main as service_main
-from dynamo_local.process.ancestry import die_as_environment_says
-from dynamo_local.process.death_pipe import DEATH_PIPE_ENV
+from dynamo_local.process.ancestry import DEATH_PIPE_ENV, die_as_environment_says
 from dynamo_local.process.following import end_like
 from dynamo_local.process.forkserver import protocol
-from dynamo_local.process.forkserver.child import run_child, take_over
+from dynamo_local.process.forkserver.child import run_child, set_process_title, take_over
 from dynamo_local.process.forkserver.launcher import Fork, ask_if_there
 from dynamo_local.process.forkserver.preload import Preloaded
 from dynamo_local.process.forkserver.prepared.orders import PreparedOrder
 from dynamo_local.process.forkserver.prepared.process import run_prepared
-from dynamo_local.process.forkserver.process_title import set_process_title
 from dynamo_local.process.forkserver.server import AcceptedOrder, ForkServer
 from dynamo_local.process.forkserver.spare import SpareOrder, become_spare
 from state.paths import StatePaths

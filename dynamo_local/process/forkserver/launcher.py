@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from dynamo_local.core.errors import DecodeError, SupervisorError
 from dynamo_local.process.ancestry import die_as_environment_says
 from dynamo_local.process.forkserver import protocol
-from dynamo_local.process.forkserver.exit_pipe import ExitPipe
+from dynamo_local.process.forkserver.protocol import ExitPipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import time
 from contextlib import suppress
 
 from dynamo_local.core.process.restarts import LifeRecord, Restart, RestartLimits, became_ready, died
-from dynamo_local.process.death_pipe import die_with_holder
-from dynamo_local.process.forkserver.process_title import set_process_title
+from dynamo_local.process.ancestry import die_with_holder
+from dynamo_local.process.forkserver.child import set_process_title
 from dynamo_local.process.forkserver.protocol import SPARE_MODULE
 
 _LIMITS = RestartLimits(first_delay_s=0.5, max_delay_s=60.0, healthy_after_s=60.0)

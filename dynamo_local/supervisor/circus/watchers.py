@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.process.ancestry import PARENT_PID_ENV
-from dynamo_local.process.death_pipe import DEATH_PIPE_ENV
+from dynamo_local.process.ancestry import DEATH_PIPE_ENV, PARENT_PID_ENV
 from dynamo_local.supervisor.circus.adopted import adoption
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from state.machine.processes import Process

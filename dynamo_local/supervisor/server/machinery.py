@@ -16,8 +16,7 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.names import BUS_SERVICE, Watcher
 from dynamo_local.core.process.restarts import RestartLimits
-from dynamo_local.process.ancestry import adopt_orphans
-from dynamo_local.process.death_pipe import DeathPipe
+from dynamo_local.process.ancestry import DeathPipe, adopt_orphans
 from dynamo_local.supervisor.circus.ahead import CircusAhead
 from dynamo_local.supervisor.circus.client import CircusClient, EventStream
 from dynamo_local.supervisor.circus.daemon import CircusRestarts, CircusTakeover

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_local.process.ancestry import PARENT_PID_ENV
-from dynamo_local.process.death_pipe import DEATH_PIPE_ENV, DeathPipe
+from dynamo_local.process.ancestry import DEATH_PIPE_ENV, PARENT_PID_ENV, DeathPipe
 from dynamo_local.supervisor.circus.adopted import adoption, command_line, living_process, stands_in
 from state.machine.processes import alive, start_time
 from tests.integration.server_process import PATIENCE_S, eventually

@@ -13,11 +13,11 @@ import pytest
 
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.process.forkserver import protocol
-from dynamo_local.process.forkserver.exit_pipe import ExitPipe, write_exit_code
+from dynamo_local.process.forkserver.protocol import ExitPipe, write_exit_code
 
 TIED = """
 import sys, time
-from dynamo_local.process.death_pipe import die_with_writer
+from dynamo_local.process.ancestry import die_with_writer
 die_with_writer(int(sys.argv[1]))
 print("on", flush=True)
 time.sleep(600)

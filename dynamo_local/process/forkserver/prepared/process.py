@@ -10,9 +10,9 @@ from typing import NoReturn
 from dynamo_local.core.process.restarts import USAGE_EXIT_CODE
 from dynamo_local.process.ancestry import die_with_parent
 from dynamo_local.process.forkserver import protocol
+from dynamo_local.process.forkserver.child import set_process_title
 from dynamo_local.process.forkserver.preload import Preloaded, settle_memory
 from dynamo_local.process.forkserver.prepared.orders import PreparedOrder
-from dynamo_local.process.forkserver.process_title import set_process_title
 from dynamo_local.process.forkserver.server import AcceptedOrder, ForkServer
 from state.paths import StatePaths
 
