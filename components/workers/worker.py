@@ -17,7 +17,7 @@ from components.workers.prefill_service import PrefillService
 from components.workers.roles import ParkingOrders, Roles
 from components.workers.settings import WorkerSettings, devices_of, make_engine, preload_of, worker_schema
 from dynamo_local.core.fleet.view import PREFILL_ROLE
-from dynamo_local.model.files import check_model_files
+from dynamo_local.model.weights import check_model_files
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_shutdown, async_on_start, service
 

@@ -2,7 +2,7 @@
 
     obtain.py              a folder, or a model of the hub, checked and made ready
     facts.py, weights.py   what a model's files say
-    check.py, known.py     what is wrong with them, and what the installed vLLM knows
+    check.py               what is wrong with them
     cache.py               the folder where models are kept
     named/                 models that come by name: smollm2, random, quickstart
     hub/                   models of the Hugging Face Hub

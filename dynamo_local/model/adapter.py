@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.model.files import files_identity
-from dynamo_local.model.weights import Tensor, read_tensors, weight_files
+from dynamo_local.model.weights import Tensor, files_identity, read_tensors, weight_files
 
 CONFIG = "adapter_config.json"
 

@@ -14,9 +14,20 @@ from typing import Any
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.sizing.architecture import architectures
 from dynamo_local.core.sizing.model_facts import ModelFacts
-from dynamo_local.model import known
 from dynamo_local.model.adapter import CONFIG as ADAPTER_CONFIG
-from dynamo_local.model.facts import CONFIG, MISTRAL_CONFIG, read_config, read_config_facts, read_facts
+from dynamo_local.model.facts import (
+    CONFIG,
+    MISTRAL_CONFIG,
+    has_plugins,
+    read_config,
+    read_config_facts,
+    read_facts,
+    transformers_architectures,
+    vllm_architectures,
+    vllm_moved,
+    vllm_quantizations,
+    vllm_retired,
+)
 
 _CACHE_PREFIX = "models--"
 _NOT_ON_CPU = frozenset({"modelopt_fp4", "modelopt_mxfp8", "mxfp8", "fp_quant", "humming"})
@@ -85,14 +96,14 @@ def check_config(folder: Path, needs: Needs, model: str) -> ModelFacts:
 
 def _check_architecture(config: Mapping[str, Any], facts: ModelFacts, model: str) -> None:
     names = architectures(config)
-    supported = known.vllm_architectures()
-    if supported is None or known.has_plugins() or config.get("auto_map"):
+    supported = vllm_architectures()
+    if supported is None or has_plugins() or config.get("auto_map"):
         return
     if not names:
         if facts.model_type is None:
             raise UsageError(f"config.json of {model} names no architecture", "fetch the model again")
         return  # vLLM derives it from the model's type
-    loadable = supported | ((known.transformers_architectures() or frozenset()) - known.vllm_moved().keys())
+    loadable = supported | ((transformers_architectures() or frozenset()) - vllm_moved().keys())
     if loadable.isdisjoint(names) and not any(_converted(name, supported) for name in names):
         raise UsageError(f"vLLM has no code for the architecture {names[0]} of {model}", _other_way(names[0], loadable))
 
@@ -107,19 +118,19 @@ def _converted(name: str, supported: frozenset[str]) -> bool:
 
 
 def _other_way(name: str, loadable: frozenset[str]) -> str:
-    if name in known.vllm_retired():
-        return f"vLLM had it until version {known.vllm_retired()[name]}: choose another model"
-    if name in known.vllm_moved():
-        return f"install the plugin of vLLM at {known.vllm_moved()[name]}"
+    if name in vllm_retired():
+        return f"vLLM had it until version {vllm_retired()[name]}: choose another model"
+    if name in vllm_moved():
+        return f"install the plugin of vLLM at {vllm_moved()[name]}"
     close = difflib.get_close_matches(name, sorted(loadable), n=1, cutoff=0.8)
     return f"did you mean {close[0]}?" if close else "choose another model, or install a plugin of vLLM for it"
 
 
 def _check_quantization(facts: ModelFacts, needs: Needs, model: str) -> None:
-    method, methods = facts.quantization, known.vllm_quantizations()
+    method, methods = facts.quantization, vllm_quantizations()
     if method is None:
         return
-    if methods is not None and method not in methods and not known.has_plugins():
+    if methods is not None and method not in methods and not has_plugins():
         raise UsageError(
             f"the weights of {model} are quantized by {method!r}, which vLLM does not load",
             "choose another version of the model, such as one with fp8, awq or gptq",

@@ -14,8 +14,8 @@ from typing import Any
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.sizing.model_facts import ModelFacts
 from dynamo_local.model.check import Needs, check_model
+from dynamo_local.model.hub.download import Steps
 from dynamo_local.model.hub.hub import HubModel, HubSettings, fetch, parse_id
-from dynamo_local.model.hub.progress import Steps
 
 BeforeWeights = Callable[[ModelFacts], None]
 

@@ -1,21 +1,26 @@
-"""The files with a model's weights: which of them vLLM loads, and what their headers say. No weight is read.
-
-A safetensors file is the length of its header (8 bytes, little-endian), the header (JSON: name of a tensor to data
-type, shape and place), and the data: https://huggingface.co/docs/safetensors#format
-"""
+"""The files in a model's folder: which weights they hold, and their identity as far as the outside tells."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from dynamo_local.core.errors import UsageError
+from dynamo_local.core.errors import ConfigError, UsageError
+
+# The files with a model's weights: which of them vLLM loads, and what their headers say. No weight is read.
+#
+# A safetensors file is the length of its header (8 bytes, little-endian), the header (JSON: name of a tensor to data
+# type, shape and place), and the data: https://huggingface.co/docs/safetensors#format
 
 INDEX = "model.safetensors.index.json"
 CONSOLIDATED_INDEX = "consolidated.safetensors.index.json"
@@ -175,3 +180,69 @@ def _unreadable(file: Path, size: int, start: bytes) -> TruncatedWeightsError:
             f"{file} is a pointer of Git LFS, not the weights", "run `git lfs pull` in its folder"
         )
     return TruncatedWeightsError(f"{file} ({size:,} bytes) is no whole safetensors file", "fetch the file again")
+
+
+# Identity of the files in a model's folder, as far as the outside tells: names, sizes and times.
+#
+# One machine, one clock, one file system: files that look the same from outside are taken for the same.
+
+MODEL_FILES_ENV = "DYN_MODEL_FILES"
+"""Set by the server in a worker of an endpoint: identity of the files that its revision was checked with."""
+
+_READERS = 4
+
+
+def files_identity(folder: Path | None, *, strictly: bool = False) -> str:
+    """Names, sizes and times of the files there. (In a Hugging Face cache they are links to files named by content.)
+
+    `strictly`: with the times at which they were changed here, which no copy takes along: a folder that has been filled
+    anew is another one. Raises OSError.
+    """
+    if folder is None:
+        return "unknown"
+    found: list[Any] = []
+    for path in sorted(folder.iterdir()):
+        target = path.resolve()
+        if target.is_file():
+            status = target.stat()
+            changed = (status.st_ino, status.st_ctime_ns) if strictly else ()
+            found.append((path.name, target.name, status.st_size, status.st_mtime_ns, *changed))
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
+def contents_identity(folder: Path) -> str:
+    """Names and contents of the files there: the same on every machine. Reads all of them. Raises OSError."""
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    with ThreadPoolExecutor(_READERS) as readers:
+        digests = list(readers.map(_digest, files))
+    return hashlib.sha256(
+        json.dumps([(path.name, digest) for path, digest in zip(files, digests, strict=True)]).encode()
+    ).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_identity(folder: str) -> str:
+    """As `files_identity`. Raises ConfigError for a folder that cannot be read."""
+    try:
+        return files_identity(Path(folder))
+    except OSError as error:
+        raise ConfigError(
+            f"the model's folder {folder} cannot be read: {error.strerror}", "put its files back, or name another model"
+        ) from error
+
+
+def check_model_files(config: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Raise ConfigError in a worker whose model's files are others than when its endpoint's revision was checked: other
+    workers may have loaded the former ones."""
+    wanted, folder = environ.get(MODEL_FILES_ENV), config.get("model")
+    if wanted is None or not isinstance(folder, str):
+        return
+    if read_identity(folder) != wanted:
+        raise ConfigError(
+            f"the model's files in {folder} are others than when its endpoint was updated last",
+            "the server makes another revision of the endpoint, with which all workers load the same files",
+        )

@@ -1,34 +1,271 @@
-"""Downloads files of the hub into its cache: several at a time, going on where an earlier download ended.
-
-A file's content grows in a partial file named after its ETag, and gets its final name once its size and, where the
-ETag is one, its SHA-256 are right.
-"""
+"""Downloads files of the hub into its cache: with progress in words, and with errors of its library and of the network
+as ours. Several at a time, going on where an earlier download ended."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
 import queue
 import re
+import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TextIO
 
-from dynamo_local.core.errors import FetchError
+from dynamo_local.core.errors import DynamoError, FetchError, UsageError
 from dynamo_local.model.hub.cache import CachedModel
-from dynamo_local.model.hub.errors import may_pass
-from dynamo_local.model.hub.progress import DownloadProgress, Steps, megabytes
 
 if TYPE_CHECKING:
     import httpx2
 
-    from dynamo_local.model.hub.hub import HubSettings
+    from dynamo_local.model.hub.hub import HubModel, HubSettings
+
+
+# How far a download is, in words: a line that renews itself on a terminal, else a line every few seconds.
+
+MB = 1_000_000
+RATE_WINDOW_S = 5.0
+LINE_EVERY_S = 2.5
+_BAR_CELLS = 20
+_ERASE = "\r\x1b[K"
+
+
+class Steps(Protocol):
+    """Shows lines. Part of `dynamo_local.supervisor.server.reports.report.Report`."""
+
+    def step(self, text: str) -> None: ...
+
+
+class Rate:
+    """Bytes a second over the last seconds, from totals given with their times."""
+
+    def __init__(self, window_s: float = RATE_WINDOW_S) -> None:
+        self._window_s = window_s
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def add(self, now: float, total_bytes: int) -> None:
+        self._samples.append((now, total_bytes))
+        # The sample before the window stays, so that the window is covered whole.
+        while len(self._samples) > 2 and self._samples[1][0] <= now - self._window_s:
+            self._samples.popleft()
+
+    def bytes_per_s(self) -> float | None:
+        """None while there is nothing to compare."""
+        if len(self._samples) < 2:
+            return None
+        (start, first), (end, last) = self._samples[0], self._samples[-1]
+        return (last - first) / (end - start) if end > start else None
+
+
+class DownloadProgress:
+    """Shows the progress of one download. `terminal`: the stream to renew a line on, None to report lines."""
+
+    def __init__(
+        self, what: str, total_bytes: int, report: Steps, terminal: TextIO | None, clock: Callable[[], float]
+    ) -> None:
+        self._what = what
+        self._total = total_bytes
+        self._report = report
+        self._terminal = terminal
+        self._clock = clock
+        self._rate = Rate()
+        self._shown_at = clock()
+        self._moved_at = clock()
+        self._done: int | None = None
+
+    def update(self, done_bytes: int) -> None:
+        """Take the number of bytes there so far; show it if it is time to."""
+        now = self._clock()
+        if done_bytes != self._done:
+            self._done, self._moved_at = done_bytes, now
+        self._rate.add(now, done_bytes)
+        text = progress_text(done_bytes, self._total, self._rate.bytes_per_s(), now - self._moved_at)
+        if self._terminal is not None:
+            self._renew(f"{bar(done_bytes, self._total)} {self._what}: {text}")
+        elif now - self._shown_at >= LINE_EVERY_S:
+            self._shown_at = now
+            self._report.step(f"{self._what}: {text}")
+
+    def note(self, text: str) -> None:
+        """Show a line of its own, such as the reason of a delay."""
+        self.close()
+        self._report.step(text)
+
+    def close(self) -> None:
+        """Take the line from the terminal."""
+        self._write(_ERASE)
+
+    def _renew(self, text: str) -> None:
+        columns = shutil.get_terminal_size().columns
+        self._write(_ERASE + text[: columns - 1])
+
+    def _write(self, text: str) -> None:
+        if self._terminal is None:
+            return
+        try:
+            self._terminal.write(text)
+            self._terminal.flush()
+        except OSError:
+            self._terminal = None  # the terminal has gone; the download need not
+
+
+def progress_text(done_bytes: int, total_bytes: int, bytes_per_s: float | None, silent_s: float) -> str:
+    """For example "612 of 1,503 MB (40 %), 42 MB/s, 21 s left"."""
+    share = f" ({100 * done_bytes // total_bytes} %)" if total_bytes else ""
+    parts = [f"{done_bytes // MB:,} of {megabytes(total_bytes)}{share}"]
+    if silent_s >= RATE_WINDOW_S:
+        parts.append(f"no byte for {silent_s:.0f} s")
+    elif bytes_per_s:
+        parts += [f"{bytes_per_s / MB:.{0 if bytes_per_s >= 10 * MB else 1}f} MB/s"]
+        parts += [f"{duration((total_bytes - done_bytes) / bytes_per_s)} left"]
+    return ", ".join(parts)
+
+
+def bar(done: int, total: int) -> str:
+    """For example "[========            ]"."""
+    filled = _BAR_CELLS * done // total if total else 0
+    return f"[{'=' * filled}{' ' * (_BAR_CELLS - filled)}]"
+
+
+def megabytes(size: int) -> str:
+    """For example "1,503 MB". Rounded up: a file takes room."""
+    return f"{-(-size // MB):,} MB"
+
+
+def duration(seconds: float) -> str:
+    """For example "21 s", "3 min 20 s", "2 h 05 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+# Errors of the hub's library and of the network as ours, each with its cause and remedy.
+
+RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+
+
+def as_ours(error: Exception, model: HubModel, settings: HubSettings) -> DynamoError:
+    """The error to show for one that was met while a model was fetched."""
+    import httpx2
+    from huggingface_hub import errors
+
+    match error:
+        case DynamoError():
+            return error
+        case errors.HfHubHTTPError():
+            return _refusal(error, model, settings)
+        case errors.OfflineModeIsEnabled():
+            return offline_without(model, settings)
+        case httpx2.TimeoutException():
+            return FetchError(
+                f"{settings.host} has not answered for {settings.silence_s:g} s", "check the network, then try again"
+            )
+        case httpx2.RemoteProtocolError() | httpx2.ReadError():
+            return FetchError(f"the connection to {settings.host} was cut", "try again: what has come is kept")
+        case httpx2.HTTPError() | httpx2.InvalidURL():
+            return _unreachable(error, settings)
+        case errors.HFValidationError() | errors.HfUriError():
+            return UsageError(f"{model} is no id of a model", "write ORG/NAME or ORG/NAME@REVISION, or name a folder")
+        case OSError():
+            return _of_disk(error, settings)
+    return FetchError(f"{model} could not be fetched ({type(error).__name__}: {_first_line(error)})", "try again")
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether the same request may succeed a little later."""
+    import httpx2
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.HfHubHTTPError):
+        return error.response.status_code in RETRIED_STATUSES
+    return isinstance(error, httpx2.TransportError) and not isinstance(error, httpx2.UnsupportedProtocol)
+
+
+def is_out_of_reach(error: Exception) -> bool:
+    """Whether the hub could not be reached or is not working, so that a copy in the cache is to be used."""
+    return may_pass(error)
+
+
+def offline_without(model: HubModel, settings: HubSettings) -> UsageError:
+    return UsageError(
+        f"HF_HUB_OFFLINE is set, and {model} is not whole in the cache {settings.cache}",
+        "unset it once with a network, or name a folder with the model",
+    )
+
+
+def _refusal(error: Exception, model: HubModel, settings: HubSettings) -> DynamoError:
+    """The hub answered, with an error."""
+    from huggingface_hub import errors
+
+    assert isinstance(error, errors.HfHubHTTPError)
+    host = settings.host
+    match error:
+        case errors.GatedRepoError():
+            page = f"{settings.endpoint}/{model.repo}"
+            token = (
+                "with the account of your token" if settings.token else "and set HF_TOKEN to a token of your account"
+            )
+            return UsageError(f"{model} is gated, and you have no access yet", f"accept its terms at {page} {token}")
+        case errors.RevisionNotFoundError():
+            return UsageError(f"{model.repo} has no revision {model.revision!r}", "name a branch, a tag or a commit")
+        case errors.RepositoryNotFoundError():
+            return _no_such_model(model, settings)
+        case errors.DisabledRepoError():
+            return UsageError(f"{host} has disabled {model}", "choose another model")
+    status = error.response.status_code
+    if status in (401, 403):
+        return UsageError(f"{host} refuses the token in HF_TOKEN (status {status})", "make one that may read models")
+    if status == 429:
+        return FetchError(f"{host} answers that there were too many requests", "wait some minutes, or set HF_TOKEN")
+    if status >= 500:
+        return FetchError(f"{host} fails with status {status}", "try again later")
+    return FetchError(f"{host} answers with status {status} when asked for {model}", "try again later")
+
+
+def _no_such_model(model: HubModel, settings: HubSettings) -> UsageError:
+    private = "your token may not read it" if settings.token else "a private model needs a token in HF_TOKEN"
+    if "/" not in model.repo:
+        return UsageError(
+            f"{model} is neither a folder nor a model on {settings.host}",
+            "write ORG/NAME for a model of the hub, or the path of a folder",
+        )
+    return UsageError(f"there is no model {model} on {settings.host}", f"check the spelling; {private}")
+
+
+def _unreachable(error: Exception, settings: HubSettings) -> FetchError:
+    return FetchError(
+        f"{settings.host} cannot be reached ({_first_line(error) or type(error).__name__})",
+        "check the network and HTTPS_PROXY, set HF_ENDPOINT to a mirror, or name a folder with the model",
+    )
+
+
+def _of_disk(error: OSError, settings: HubSettings) -> DynamoError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FetchError(
+            f"the disk of {settings.cache} is full; what was fetched is kept", "free room there, or set HF_HOME"
+        )
+    return FetchError(f"the model cannot be written to {settings.cache} ({_first_line(error)})", "set HF_HOME")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")
+
+
+# Downloads files of the hub into its cache: several at a time, going on where an earlier download ended.
+#
+# A file's content grows in a partial file named after its ETag, and gets its final name once its size and, where the
+# ETag is one, its SHA-256 are right.
 
 _AT_A_TIME = 4
 _CHUNK_BYTES = 1 << 20

@@ -22,9 +22,16 @@ from dynamo_local.core.errors import DynamoError, UsageError
 from dynamo_local.core.sizing.model_facts import ModelFacts
 from dynamo_local.model.check import Needs, check_config
 from dynamo_local.model.hub.cache import CachedModel
-from dynamo_local.model.hub.download import Download, Wanted
-from dynamo_local.model.hub.errors import as_ours, is_out_of_reach, offline_without
-from dynamo_local.model.hub.progress import MB, Steps, megabytes
+from dynamo_local.model.hub.download import (
+    MB,
+    Download,
+    Steps,
+    Wanted,
+    as_ours,
+    is_out_of_reach,
+    megabytes,
+    offline_without,
+)
 from dynamo_local.model.weights import index_name, indexed_files, loaded_files
 
 if TYPE_CHECKING:

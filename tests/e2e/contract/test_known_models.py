@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo_local.model import known
+from dynamo_local.model import facts
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
@@ -20,15 +20,15 @@ from dynamo_local.model.weights import _TRAINING
 
 
 def test_architectures() -> None:
-    assert known.vllm_architectures() == frozenset(ModelRegistry.get_supported_archs())
-    assert known.vllm_retired() == registry._PREVIOUSLY_SUPPORTED_MODELS
-    assert known.vllm_moved() == registry._OOT_SUPPORTED_MODELS
+    assert facts.vllm_architectures() == frozenset(ModelRegistry.get_supported_archs())
+    assert facts.vllm_retired() == registry._PREVIOUSLY_SUPPORTED_MODELS
+    assert facts.vllm_moved() == registry._OOT_SUPPORTED_MODELS
 
 
 def test_what_only_pools() -> None:
     """A class that is listed with those that generate as well is none of them."""
     classes = {name: cls for table in (registry._TEXT_GENERATION_MODELS,) for name, (_, cls) in table.items()}
-    pooling = known.vllm_pooling()
+    pooling = facts.vllm_pooling()
     assert pooling is not None
     assert pooling <= frozenset(ModelRegistry.get_supported_archs())
     assert pooling.isdisjoint(classes)
@@ -36,7 +36,7 @@ def test_what_only_pools() -> None:
 
 
 def test_architectures_of_transformers() -> None:
-    names = known.transformers_architectures()
+    names = facts.transformers_architectures()
     assert names is not None
     of_library = {
         name
@@ -47,13 +47,13 @@ def test_architectures_of_transformers() -> None:
 
 
 def test_model_types() -> None:
-    names = known.known_model_types()
+    names = facts.known_model_types()
     assert names is not None
     assert {*CONFIG_MAPPING_NAMES, *_CONFIG_REGISTRY} <= names
 
 
 def test_quantizations() -> None:
-    assert known.vllm_quantizations() == frozenset(QUANTIZATION_METHODS)
+    assert facts.vllm_quantizations() == frozenset(QUANTIZATION_METHODS)
 
 
 def test_files_of_a_training() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.model import known
 from dynamo_local.model.check import Needs, check_model
+from dynamo_local.model.facts import vllm_architectures
 from tests.unit.model.model_folders import CONFIG, WEIGHTS, model_files, write_model
 
-needs_vllm = pytest.mark.skipif(known.vllm_architectures() is None, reason="vLLM is not installed")
+needs_vllm = pytest.mark.skipif(vllm_architectures() is None, reason="vLLM is not installed")
 
 
 def with_config(**changes: object) -> Callable[[Path], Path]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
 
 import pytest
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.model import known
-from dynamo_local.model.facts import class_defaults, read_facts
+from dynamo_local.model.facts import class_defaults, parsed, read_facts, vllm_architectures
 from dynamo_local.model.weights import TruncatedWeightsError, loaded_files
 from tests.unit.model.model_folders import CONFIG, WEIGHTS, model_files, safetensors, write_model
 
@@ -118,7 +120,7 @@ def test_files_that_vllm_loads(names: set[str], loaded: tuple[str, ...]) -> None
     assert loaded_files(names) == loaded
 
 
-needs_vllm = pytest.mark.skipif(known.vllm_architectures() is None, reason="vLLM is not installed")
+needs_vllm = pytest.mark.skipif(vllm_architectures() is None, reason="vLLM is not installed")
 
 
 @needs_vllm
@@ -164,3 +166,26 @@ def test_an_encoder_has_no_kv_cache(tmp_path: Path) -> None:
     facts = read_facts(write_model(tmp_path, model_files({**CONFIG, "model_type": "bert"})))
     assert facts.is_encoder
     assert facts.attention == ()
+
+
+# Sources of vLLM and Transformers are read by threads of a server, for several endpoints at a time.
+
+
+def test_no_two_threads_make_syntax_trees_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[int] = []
+    both, parse = Barrier(2), ast.parse
+
+    def watched(source: bytes) -> ast.Module:
+        try:
+            both.wait(0.2)
+        except BrokenBarrierError:
+            both.reset()
+        else:
+            met.append(1)
+        return parse(source)
+
+    with monkeypatch.context() as patched, ThreadPoolExecutor(2) as pool:
+        patched.setattr(ast, "parse", watched)
+        trees = list(pool.map(parsed, [b"a = 1\nb = 2"] * 2))
+    assert [len(tree) for tree in trees] == [2, 2]
+    assert met == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.errors import ConfigError
-from dynamo_local.model.files import (
+from dynamo_local.model.weights import (
     MODEL_FILES_ENV,
     check_model_files,
     contents_identity,

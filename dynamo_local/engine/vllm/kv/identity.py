@@ -20,7 +20,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MLAAtte
 from vllm.v1.request import Request
 from vllm.version import __version__  # type: ignore[attr-defined]
 
-from dynamo_local.model.files import contents_identity, files_identity
+from dynamo_local.model.weights import contents_identity, files_identity
 from state.machine.identity import machine_id
 
 # Identity of KV: everything that a block's bytes depend on. Engines of the same identity may read each other's KV.

@@ -20,7 +20,7 @@ from dynamo_local.core.errors import AdapterError, EngineError, RequestError, Us
 from dynamo_local.core.messages.endpoints import adapter_name
 from dynamo_local.engine.vllm.settings import Adapter, ListAdapters
 from dynamo_local.model.adapter import check_adapter, read_base
-from dynamo_local.model.files import files_identity
+from dynamo_local.model.weights import files_identity
 
 
 class Adapters:

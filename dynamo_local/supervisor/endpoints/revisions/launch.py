@@ -17,7 +17,7 @@ from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import DynamoError, UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE
 from dynamo_local.core.names import Revision
-from dynamo_local.model.files import MODEL_FILES_ENV, read_identity
+from dynamo_local.model.weights import MODEL_FILES_ENV, read_identity
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.config.sections import Flag

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from dynamo_local.model.hub.progress import DownloadProgress, bar, duration, progress_text
+from dynamo_local.model.hub.download import DownloadProgress, bar, duration, progress_text
 
 MB = 1_000_000
 
