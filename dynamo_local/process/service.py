@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynamo_local.bus.nats import Bus, BusAddress, follow_address
+from dynamo_local.bus.address import BusAddress
+from dynamo_local.bus.nats import Bus, follow_address
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.bus.rpc import CallClient, CallServer
 from dynamo_local.core.codec import prepare_structs
