@@ -99,7 +99,9 @@ def request_here() -> RequestContext:
 
 def request_of(scope: Scope) -> RequestContext:
     """Return the context of a request. Until the gate has noted one, it is anybody's."""
-    found: RequestContext = scope.setdefault(_SCOPE_KEY, RequestContext())
+    found: RequestContext | None = scope.get(_SCOPE_KEY)
+    if found is None:
+        found = scope[_SCOPE_KEY] = RequestContext()
     return found
 
 
