@@ -1,6 +1,4 @@
-"""What becomes of a request whose worker is lost: whether it can be continued, is to be tried alone, or fails.
-
-Pure."""
+"""What becomes of a request whose worker is lost: whether it can be continued, is to be tried alone, or fails. Pure."""
 
 from __future__ import annotations
 
