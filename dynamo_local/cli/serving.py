@@ -34,9 +34,8 @@ from dynamo_local.engine.vllm.variables import REFUSED
 from dynamo_local.sdk.config.schema import check_variables
 from dynamo_local.sdk.config.sections import Flag, kv_network_flag, kv_stream_flag
 from dynamo_local.supervisor.endpoints.start import endpoint_controller
-from dynamo_local.supervisor.places.environments import LOCAL
 from dynamo_local.supervisor.server.launch.addresses import check_kv_network, claim_address
-from dynamo_local.supervisor.server.launch.launch import Launch
+from dynamo_local.supervisor.server.launch.launch import LOCAL, Launch
 from dynamo_local.supervisor.server.launch.machine_room import check_room
 from dynamo_local.supervisor.server.launch.plan import HttpAddress
 from dynamo_local.supervisor.server.launch.prepare import ServeRequest, prepare, registry_of

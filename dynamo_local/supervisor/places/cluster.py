@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Protocol
 
-from dynamo_local.bus.jetstream.owner_record import RevisionError, decoded, encoded
-from dynamo_local.core.process.ownership import Owner, Record
+from dynamo_local.core.errors import UsageError
 from dynamo_local.supervisor.places.port import Need, Slot
+from dynamo_local.supervisor.server.launch.launch import LOCAL
 from state.devices.allocation import DeviceKind
+
+__all__ = ["Cluster", "ClusterNode", "Need", "Slot"]
 
 
 @dataclass(frozen=True)
@@ -73,42 +76,29 @@ class Cluster(Protocol):
         """Let go of the cluster. What was started and reserved stays."""
 
 
-__all__ = ["Cluster", "ClusterNode", "ClusterRecord", "Need", "Slot"]
+# The environments in which the workers of a graph can live, by name. Each is imported only where it is used.
 
-_OWNER = "owner/"
+_CLUSTERS = {"ray": "dynamo_local.ray.cluster:RayCluster"}
 
 
-@dataclass(frozen=True)
-class ClusterRecord:
-    """The record in the cluster of who owns the namespace there (supervisor/server/ownership.py): a note named after
-    its revision, of which the newest counts. A note is never changed, so of two that replace one revision one fails."""
+def check_environment(name: str) -> str:
+    """Return the name, or raise UsageError: that of an environment, or MODULE:CLASS of another cluster."""
+    if name != LOCAL and name not in _CLUSTERS and ":" not in name:
+        known = ", ".join((LOCAL, *_CLUSTERS))
+        raise UsageError(f"there is no environment {name!r}", f"there are: {known}; or MODULE:CLASS of a cluster")
+    return name
 
-    cluster: Cluster
 
-    async def make_room(self) -> None:
-        """A cluster always has room."""
+async def connect(environment: str, namespace: str, address: str | None) -> Cluster:
+    """Connect to the cluster of an environment, for the graph of a namespace. `address`: as the cluster takes it.
 
-    async def read(self) -> Record:
-        """The record as it is."""
-        notes = await self._notes()
-        newest = max(notes, default=0)
-        return decoded(newest, notes.get(newest, b""))
-
-    async def replace(self, revision: int, owner: Owner | None) -> int:
-        """Replace the record of that revision. Returns the new one. Raises RevisionError if there is another by now."""
-        mine = revision + 1
-        is_added = await self.cluster.add_note(f"{_OWNER}{mine}", encoded(owner))
-        notes = await self._notes()
-        # Of a revision that was replaced long ago the next note is gone as well, and was added again.
-        if not is_added or max(notes, default=mine) > mine:
-            if is_added:
-                await self.cluster.remove_note(f"{_OWNER}{mine}")
-            raise RevisionError(f"the owner in the cluster has not revision {revision} any more")
-        for former in notes:
-            if former < mine:
-                await self.cluster.remove_note(f"{_OWNER}{former}")
-        return mine
-
-    async def _notes(self) -> dict[int, bytes]:
-        notes = await self.cluster.notes()
-        return {int(name.removeprefix(_OWNER)): data for name, data in notes.items() if name.startswith(_OWNER)}
+    Raises UsageError if it is not installed, SupervisorError if it cannot be reached.
+    """
+    module, _, name = _CLUSTERS.get(environment, environment).partition(":")
+    try:
+        kind = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        extra = f"install dynamo-local[{environment}]" if environment in _CLUSTERS else "check the name"
+        raise UsageError(f"environment {environment} cannot be used: {error}", extra) from error
+    cluster: Cluster = await kind.connect(namespace, address)
+    return cluster

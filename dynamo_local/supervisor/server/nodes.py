@@ -26,14 +26,13 @@ from dynamo_local.supervisor.actuator.actuators import Actuators, Reconciler
 from dynamo_local.supervisor.actuator.changes import need_of
 from dynamo_local.supervisor.node.head import NodeOrder, beat_apart, installed_versions
 from dynamo_local.supervisor.places.capacity import NodeCapacity, device_count, kind_of
-from dynamo_local.supervisor.places.cluster import ClusterNode, ClusterRecord
+from dynamo_local.supervisor.places.cluster import ClusterNode, connect
 from dynamo_local.supervisor.places.clustered import ClusterPlaces, Seen, Slots
-from dynamo_local.supervisor.places.environments import connect
 from dynamo_local.supervisor.places.far import FarPlaces
 from dynamo_local.supervisor.places.local import Books, LocalPlaces
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.machinery import Machinery
-from dynamo_local.supervisor.server.ownership import Ownership, owner_at
+from dynamo_local.supervisor.server.ownership import ClusterRecord, Ownership, owner_at
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from dynamo_local.supervisor.server.settings import ServerSettings
 from dynamo_local.tasks import TaskGuard, side_by_side

@@ -7,10 +7,11 @@ import secrets
 import socket
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from dynamo_local.bus.jetstream.owner_record import RevisionError
+from dynamo_local.bus.jetstream.owner_record import RevisionError, decoded, encoded
 from dynamo_local.bus.jetstream.streams import NoJetStreamError, StreamAbsentError
 from dynamo_local.core.errors import BusError, NamespaceBusyError, SupervisorError
 from dynamo_local.core.process.ownership import (
@@ -24,6 +25,7 @@ from dynamo_local.core.process.ownership import (
     judge,
     renewable,
 )
+from dynamo_local.supervisor.places.cluster import Cluster
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from state.machine.identity import machine_id
 
@@ -50,6 +52,45 @@ class OwnerRecord(Protocol):
 
     async def replace(self, revision: int, owner: Owner | None) -> int:
         """Replace the record of that revision. Returns the new one. Raises RevisionError if there is another by now."""
+
+
+_OWNER = "owner/"
+
+
+@dataclass(frozen=True)
+class ClusterRecord:
+    """The record in the cluster of who owns the namespace there: a note named after
+    its revision, of which the newest counts. A note is never changed, so of two that replace one revision one fails."""
+
+    cluster: Cluster
+
+    async def make_room(self) -> None:
+        """A cluster always has room."""
+
+    async def read(self) -> Record:
+        """The record as it is."""
+        notes = await self._notes()
+        newest = max(notes, default=0)
+        return decoded(newest, notes.get(newest, b""))
+
+    async def replace(self, revision: int, owner: Owner | None) -> int:
+        """Replace the record of that revision. Returns the new one. Raises RevisionError if there is another by now."""
+        mine = revision + 1
+        is_added = await self.cluster.add_note(f"{_OWNER}{mine}", encoded(owner))
+        notes = await self._notes()
+        # Of a revision that was replaced long ago the next note is gone as well, and was added again.
+        if not is_added or max(notes, default=mine) > mine:
+            if is_added:
+                await self.cluster.remove_note(f"{_OWNER}{mine}")
+            raise RevisionError(f"the owner in the cluster has not revision {revision} any more")
+        for former in notes:
+            if former < mine:
+                await self.cluster.remove_note(f"{_OWNER}{former}")
+        return mine
+
+    async def _notes(self) -> dict[int, bytes]:
+        notes = await self.cluster.notes()
+        return {int(name.removeprefix(_OWNER)): data for name, data in notes.items() if name.startswith(_OWNER)}
 
 
 class Ownership:

@@ -17,9 +17,8 @@ import pytest
 
 from dynamo_local.core.errors import DeviceError, NamespaceBusyError, SupervisorError, UsageError
 from dynamo_local.core.process.ownership import Owner
-from dynamo_local.supervisor.places.cluster import ClusterRecord
 from dynamo_local.supervisor.places.port import Need
-from dynamo_local.supervisor.server.ownership import Ownership
+from dynamo_local.supervisor.server.ownership import ClusterRecord, Ownership
 from tests.integration.ray.raylets import Raylets, raylet_pid, raylets, runs, until
 from tests.unit.supervisor.recording import RecordingReport
 

@@ -9,12 +9,14 @@ from dynamo_local.bus.address import BusAddress
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.sdk.config.resolved import ResolvedGraph
-from dynamo_local.supervisor.places.environments import LOCAL
 from dynamo_local.supervisor.server.launch.addresses import LOOPBACK
 from dynamo_local.supervisor.server.launch.plan import HttpAddress
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
 from state.devices.allocation import Inventory
 from state.paths import StatePaths
+
+LOCAL = "local"
+"""The environment of workers on this machine: no cluster."""
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.config.sections import Flag, Section
 from dynamo_local.sdk.graph import Graph, load_graph
 from dynamo_local.sdk.service import spec_of
-from dynamo_local.supervisor.places.environments import LOCAL, check_environment
+from dynamo_local.supervisor.places.cluster import check_environment
 from dynamo_local.supervisor.server.launch.addresses import bus_of, check_kv_networks
-from dynamo_local.supervisor.server.launch.launch import Launch, here
+from dynamo_local.supervisor.server.launch.launch import LOCAL, Launch, here
 from dynamo_local.supervisor.server.launch.models import Obtain, with_models, with_rooms, without_downloads_for_mockers
 from dynamo_local.supervisor.server.launch.plan import HttpAddress, plan_forkserver, plan_services, service_templates
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
@@ -63,7 +63,7 @@ class ServeRequest:
     forget: bool = False
     """Whether the endpoints that were ordered earlier are dropped."""
     environment: str = LOCAL
-    """Where workers live (supervisor/places/environments.py)."""
+    """Where workers live (supervisor/places/cluster.py)."""
     cluster_address: str | None = None
     """Address of the cluster, as it takes it."""
 

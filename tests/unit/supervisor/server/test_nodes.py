@@ -13,12 +13,11 @@ import pytest
 
 from dynamo_local.core.errors import NamespaceBusyError
 from dynamo_local.core.process.ownership import Owner
-from dynamo_local.supervisor.places.cluster import ClusterRecord
 from dynamo_local.supervisor.server import nodes as module
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.machinery import Machinery
 from dynamo_local.supervisor.server.nodes import ServerNodes
-from dynamo_local.supervisor.server.ownership import Ownership
+from dynamo_local.supervisor.server.ownership import ClusterRecord, Ownership
 from dynamo_local.supervisor.server.settings import ServerSettings
 from dynamo_local.tasks import TaskGuard
 from tests.memory_cluster import MemoryCluster

@@ -10,9 +10,8 @@ import pytest
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.process.ownership import Owner
-from dynamo_local.supervisor.places.cluster import ClusterRecord
 from dynamo_local.supervisor.server import serve
-from dynamo_local.supervisor.server.ownership import Ownership
+from dynamo_local.supervisor.server.ownership import ClusterRecord, Ownership
 from dynamo_local.supervisor.server.serve import owned
 from dynamo_local.supervisor.server.settings import StopRequest, handled_signals
 from tests.memory_cluster import MemoryCluster

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Mapping
 
 import pytest
 
 from dynamo_local.bus.jetstream.owner_record import RevisionError
-from dynamo_local.core.errors import NamespaceBusyError
+from dynamo_local.core.errors import NamespaceBusyError, UsageError
 from dynamo_local.core.process.ownership import Owner, Record
-from dynamo_local.supervisor.places.cluster import ClusterRecord
-from dynamo_local.supervisor.server.ownership import Ownership
+from dynamo_local.supervisor.places.cluster import check_environment, connect
+from dynamo_local.supervisor.server.ownership import ClusterRecord, Ownership
 from tests.memory_cluster import MemoryCluster
 from tests.unit.supervisor.recording import RecordingReport
 
@@ -82,3 +84,28 @@ async def test_who_has_let_go_does_not_take_it_again() -> None:
         await asyncio.sleep(0)
     keeping.cancel()
     assert (await record.read()).owner is None
+
+
+# Clusters by name: each is imported only where it is used.
+
+
+def test_a_server_on_this_machine_imports_nothing_of_a_cluster() -> None:
+    program = (
+        "import dynamo_local.cli.serving, dynamo_local.supervisor.server.server, sys\n"
+        "import dynamo_local.supervisor.server.nodes, dynamo_local.supervisor.node.server\n"
+        "print([name for name in sys.modules if name == 'ray' or name.startswith(('ray.', 'dynamo_local.ray'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_unknown_environments_are_refused() -> None:
+    assert [check_environment(name) for name in ("local", "ray", "a.b:C")] == ["local", "ray", "a.b:C"]
+    with pytest.raises(UsageError, match="there are: local, ray; or MODULE:CLASS"):
+        check_environment("kubernetes")
+
+
+@pytest.mark.parametrize("name", ["no.such.module:Cluster", "json:Cluster"])
+async def test_what_cannot_be_imported_is_refused_in_a_line(name: str) -> None:
+    with pytest.raises(UsageError, match=f"environment {name} cannot be used"):
+        await connect(name, "dynamo", None)
