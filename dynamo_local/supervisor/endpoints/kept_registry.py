@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from dynamo_local.core.endpoints.registry import Registry
+from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.tasks import finish_in_thread
 from state.documents import DocumentStore
 
@@ -22,6 +23,14 @@ class KeptDocument(Generic[_T]):
     store: DocumentStore[_T]
     current: _T
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    @classmethod
+    async def open(cls, store: DocumentStore[_T], report: Report) -> KeptDocument[_T]:
+        """What the store has. What had to be put in order for that is reported. Raises StateError."""
+        found, notes = await asyncio.to_thread(store.open)
+        for note in notes:
+            report.step(note)
+        return cls(store, found)
 
     async def change(self, change: Callable[[_T], _T]) -> _T:
         """Replace the registry by `change(registry)`, on disk first. Raises what `change` raises, and DiskError."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from dynamo_local.core.endpoints.registry import ordered
@@ -46,11 +45,7 @@ def endpoint_controller(make_tools: MakeTools, *, forks: bool = True, facts: Mac
 
 async def _open(server: ControlledServer) -> KeptRegistry:
     """The registry, with the endpoints that the command line gives. Raises StateError, UsageError."""
-    store = RegistryStore(server.lock)
-    registry, notes = await asyncio.to_thread(store.open)
-    for note in notes:
-        server.report.step(note)
-    kept = KeptRegistry(store, registry)
+    kept = await KeptRegistry.open(RegistryStore(server.lock), server.report)
     await kept.change(lambda before: ordered(before, server.launch.endpoints, time.time()))
     return kept
 

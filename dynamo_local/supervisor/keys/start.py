@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import Any
 
 from dynamo_local.control.operations import Call, Operation
-from dynamo_local.core.keys.registry import KeyRegistry
 from dynamo_local.supervisor.endpoints.kept_registry import KeptDocument
 from dynamo_local.supervisor.keys.orders import KeyOrders
 from dynamo_local.supervisor.server.controlled import ControlledServer
@@ -24,7 +22,8 @@ from state.paths import StatePaths
 async def take_key_orders(server: ControlledServer) -> None:
     """Open the registry of keys, and take orders from now on. Raises StateError."""
     changed = partial(tell_keys_changed, server.launch.paths)
-    orders = KeyOrders(await _open(server.lock, server.report), server.record, changed)
+    kept = await KeptDocument.open(DocumentStore(KEYS, server.lock), server.report)
+    orders = KeyOrders(kept, server.record, changed)
     changed()
     server.control.take(orders.handlers)
 
@@ -34,13 +33,6 @@ async def do_without_server(paths: StatePaths, operation: Operation, call: Call,
     make_private_directory(paths.root)
     with ServerLock(paths) as lock:
         make_private_directory(paths.logs_dir)
-        orders = KeyOrders(await _open(lock, report), EventLog(paths.events_file, report).add)
+        kept = await KeptDocument.open(DocumentStore(KEYS, lock), report)
+        orders = KeyOrders(kept, EventLog(paths.events_file, report).add)
         return await orders.handlers[operation](call)
-
-
-async def _open(lock: ServerLock, report: Report) -> KeptDocument[KeyRegistry]:
-    store = DocumentStore(KEYS, lock)
-    registry, notes = await asyncio.to_thread(store.open)
-    for note in notes:
-        report.step(note)
-    return KeptDocument(store, registry)
