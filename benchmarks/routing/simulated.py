@@ -12,6 +12,7 @@ from benchmarks.routing.shapes import SHAPES, Groups, arrivals
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.sim.fleet import Router, names, simulate
 from dynamo_local.sim.requests import BLOCK_TOKENS, Arrival, figures, mooncake
+from dynamo_local.sim.requests import Figures as FleetFigures
 from dynamo_local.sim.routers import PolicyRouter
 from dynamo_local.sim.worker import DynamoTiming
 
@@ -74,7 +75,7 @@ def _served(
     workers: int = WORKERS,
     warm: int = 0,
     groups: Groups | None = None,
-) -> Figures:
+) -> FleetFigures:
     """Figures of all requests but the first `warm` ones."""
     settings = replace(
         _SETTINGS,
@@ -94,12 +95,12 @@ def _served(
     return figures([each for each in result.served if each.arrival.number >= warm], result.gaps)
 
 
-def _told(title: str, rows: dict[str, Figures]) -> Figures:
+def _told(title: str, rows: dict[str, FleetFigures]) -> Figures:
     table(title, _HEADERS, [_row(name, figures) for name, figures in rows.items()])
     return {name: asdict(figures) for name, figures in rows.items()}
 
 
-def _row(name: str, found: Figures) -> list[str]:
+def _row(name: str, found: FleetFigures) -> list[str]:
     waits = [milliseconds(each, 0) for each in (found.ttft_mean_s, found.ttft_p90_s, found.ttft_p99_s)]
     gaps = [milliseconds(each) for each in (found.itl_mean_s, found.itl_p99_s)]
     rate = f"{found.output_tokens_per_s:,.0f}"

@@ -30,7 +30,6 @@ from dynamo_local.core.messages.presence import LeaseRevoked, Presence
 from dynamo_local.core.names import WATCHER_ENV, Watcher, parse_watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.context import ServiceContext
-from dynamo_local.process.service import Startup
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.graph import import_service
 from dynamo_local.sdk.service import bind_clients, spec_of

@@ -11,8 +11,8 @@ from pathlib import Path
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.names import Revision
-from dynamo_local.engine.vllm.launch import Launched
 from dynamo_local.process.forkserver.prepared.orders import withdraw
+from dynamo_local.supervisor.endpoints.revisions.launch import Launched
 from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
 from dynamo_local.supervisor.server.nats.streams import ServerStreams
 from dynamo_local.tasks import finish_in_thread

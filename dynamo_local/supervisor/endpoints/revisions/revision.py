@@ -27,8 +27,7 @@ from dynamo_local.core.errors import ConfigError, DynamoError, MemoryShortError,
 from dynamo_local.core.fleet.view import FleetView
 from dynamo_local.core.names import Revision
 from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, DeviceLimits, RemoveWorker
-from dynamo_local.engine.vllm.launch import Launched
-from dynamo_local.supervisor.endpoints.revisions.launch import ModelChangedError, check_files
+from dynamo_local.supervisor.endpoints.revisions.launch import Launched, ModelChangedError, check_files
 from dynamo_local.supervisor.endpoints.revisions.observing import (
     RevisionWatch,
     doing,

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.engine.vllm.launch import Launched
 from dynamo_local.sdk.config.resolved import ResolvedGraph
-from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher, ModelTools
+from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher, Launched, ModelTools
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
 from state.devices.allocation import cpu_slots
 from tests.unit.supervisor.recording import RecordingReport

@@ -10,10 +10,8 @@ from dynamo_local.core.endpoints.rollout import Start
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.names import Revision
-from dynamo_local.engine.vllm.launch import Launched
-from dynamo_local.engine.vllm.weights import files_of
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
-from dynamo_local.supervisor.endpoints.revisions.launch import with_files
+from dynamo_local.supervisor.endpoints.revisions.launch import Launched, files_of, with_files
 from dynamo_local.supervisor.endpoints.revisions.revision import RevisionRun
 from tests.unit.supervisor.endpoints.made_parts import Record, endpoint_of, parts_of
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from dynamo_local.core.endpoints.rollout import Start
 from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, DeviceLimits
-from dynamo_local.engine.vllm.launch import Launched
+from dynamo_local.supervisor.endpoints.revisions.launch import Launched
 from dynamo_local.supervisor.places.capacity import Startable
 from state.statefile.model import State
 from tests.unit.state.builders import empty_state
