@@ -8,12 +8,15 @@ import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dynamo_local.process import main
 from dynamo_local.process.ancestry import die_with_writer
 from dynamo_local.process.forkserver import protocol
 from dynamo_local.process.forkserver.preload import OWN_PREFIX, Preloaded
-from dynamo_local.process.forkserver.server import AcceptedOrder
+
+if TYPE_CHECKING:
+    from dynamo_local.process.forkserver.server import AcceptedOrder
 
 
 def run_child(accepted: AcceptedOrder, preloaded: Preloaded) -> int:
