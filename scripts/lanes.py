@@ -92,6 +92,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "clients": ("clients", "tests.clients"),
     "chaos on mockers": ("long", "tests.chaos --seconds 120"),
     "chaos on vLLM": ("long", "tests.chaos --seconds 120 --engine vllm"),
+    "faults of the server": ("long", "tests.chaos.server_faults --faults 45"),
 }
 """What is no test of pytest: name -> its lane, and the module with its arguments. Chaos judges times as well: it has no
 lane that blocks."""
