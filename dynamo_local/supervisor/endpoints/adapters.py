@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynamo_local.core.endpoints.adapters import Ranks, served_on, shortage, with_room
@@ -41,20 +41,17 @@ class AdaptersOfBase:
         return shortage(self.by, ranks, on_cpu=self.on_cpu)
 
 
+@dataclass
 class AdapterFolders:
     """What is known of adapters from their files, and from workers that have tried to load them: their ranks, and what
-    is wrong with them."""
+    is wrong with them. `runs`: what runs for each endpoint with workers."""
 
-    def __init__(
-        self, kept: KeptRegistry, runs: Mapping[str, EndpointRun], record: EndpointRecord, *, on_cpu: bool
-    ) -> None:
-        """`runs`: what runs for each endpoint with workers."""
-        self._kept = kept
-        self._runs = runs
-        self._record = record
-        self.on_cpu = on_cpu
-        self._ranks: dict[str, int] = {}
-        self._wrong: dict[str, str] = {}
+    kept: KeptRegistry
+    runs: Mapping[str, EndpointRun]
+    record: EndpointRecord
+    on_cpu: bool
+    _ranks: dict[str, int] = field(default_factory=dict, init=False)
+    _wrong: dict[str, str] = field(default_factory=dict, init=False)
 
     async def run(self) -> None:
         """Look at all adapters now and then, until cancelled."""
@@ -64,19 +61,19 @@ class AdapterFolders:
 
     async def look(self) -> None:
         """Look at all adapters: their folders, and what workers tell of them."""
-        adapters = _adapters(self._kept.current, self._runs)
+        adapters = _adapters(self.kept.current, self.runs)
         found = await asyncio.to_thread(_look, adapters)
         for (adapter, base, _), rank in zip(adapters, found, strict=True):
-            entry = self._kept.current.entries.get(adapter.name)
+            entry = self.kept.current.entries.get(adapter.name)
             if entry is not None and entry.spec == adapter:
                 why = self._told_by_workers(entry, base.name) if isinstance(rank, int) else ""
                 self._note(adapter, why or rank)
-        for name in self._wrong.keys() - self._kept.current.entries.keys():
+        for name in self._wrong.keys() - self.kept.current.entries.keys():
             del self._wrong[name]
 
     async def read(self, adapter: EndpointSpec, base: EndpointSpec) -> None:
         """Look at the folder of an adapter that is ordered. Raises UsageError if it cannot be served on that base."""
-        folder = _model_folder(self._runs.get(base.name))
+        folder = _model_folder(self.runs.get(base.name))
         self._ranks[adapter.model] = await asyncio.to_thread(rank_of, adapter, base, folder)
         self._wrong.pop(adapter.name, None)
 
@@ -93,14 +90,14 @@ class AdapterFolders:
 
     def of(self, run: EndpointRun) -> AdaptersOfBase:
         """The adapters of an endpoint, as its revisions can serve them."""
-        ranks = self.ranks(self._kept.current, run.name)
+        ranks = self.ranks(self.kept.current, run.name)
         by, ordered = run.spec_that_takes, run.entry.spec
         return AdaptersOfBase(ranks, by, self._served(by, ranks), self._served(ordered, ranks), self.on_cpu)
 
     def listed(self, run: EndpointRun) -> Callable[[EndpointSpec], Sequence[ServedAdapter]]:
         """The adapters that a revision of the endpoint is to serve, by the revision's spec."""
-        entries = self._kept.current.adapters_of(run.name)
-        ranks = self.ranks(self._kept.current, run.name)
+        entries = self.kept.current.adapters_of(run.name)
+        ranks = self.ranks(self.kept.current, run.name)
 
         def of_revision(spec: EndpointSpec) -> Sequence[ServedAdapter]:
             served = self._served(spec, ranks)
@@ -120,7 +117,7 @@ class AdapterFolders:
 
     def _told_by_workers(self, entry: Entry, base: str) -> str:
         """Why a worker cannot load the adapter; empty if none has said so."""
-        run = self._runs.get(base)
+        run = self.runs.get(base)
         why = None if run is None else run.failed_adapters.get(_served_adapter(entry).key)
         return "" if why is None else f"a worker cannot load it: {why}"
 
@@ -129,10 +126,10 @@ class AdapterFolders:
         if isinstance(found, int):
             self._ranks[adapter.model] = found
             if self._wrong.pop(adapter.name, None) is not None:
-                self._record.happened(adapter.name, "may be loaded again")
+                self.record.happened(adapter.name, "may be loaded again")
         elif found != before:
             self._wrong[adapter.name] = found
-            self._record.happened(adapter.name, "failed", found)
+            self.record.happened(adapter.name, "failed", found)
 
 
 def _adapters(registry: Registry, runs: Mapping[str, EndpointRun]) -> list[tuple[EndpointSpec, EndpointSpec, str]]:

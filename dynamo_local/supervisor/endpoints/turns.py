@@ -74,29 +74,24 @@ _EVERY_S = 1.0
 _AT_LEAST_S = 0.01
 
 
+@dataclass
 class TurnKeeper:
-    """Decides who yields to whom whenever an endpoint waits for devices. `turns`: the last decision."""
+    """Decides who yields to whom whenever an endpoint waits for devices. `runs`: all endpoints with workers of their
+    own. `turns`: the last decision."""
 
-    def __init__(
-        self,
-        runs: Mapping[str, EndpointRun],
-        registration: Registration,
-        capacity: Capacity,
-        board: BoardWriter,
-        record: EndpointRecord,
-        limits: Limits,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`runs`: all endpoints with workers of their own."""
-        self._runs = runs
-        self._registration = registration
-        self._capacity = capacity
-        self._board = board
-        self._limits = limits
-        self._clock = clock
-        self.turns = Turns()
-        self._changed = asyncio.Event()
-        self._swaps = Swaps(record.note)
+    runs: Mapping[str, EndpointRun]
+    registration: Registration
+    capacity: Capacity
+    board: BoardWriter
+    record: EndpointRecord
+    limits: Limits
+    clock: Callable[[], float] = time.monotonic
+    turns: Turns = field(default_factory=Turns, init=False)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _swaps: Swaps = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._swaps = Swaps(self.record.note)
 
     def looked(self, run: EndpointRun) -> None:
         """Note that the endpoint may have changed. Does little while nobody waits."""
@@ -111,7 +106,7 @@ class TurnKeeper:
     def startable(self, endpoint: str, state: State, templates: Sequence[ServiceTemplate]) -> Startable:
         """For how many workers of the endpoint, one of each of these templates, there are devices that are not kept for
         others. Blocks."""
-        found = self._capacity.startable(state, templates)
+        found = self.capacity.startable(state, templates)
         number = self.most(endpoint, state, [one.device_count for one in templates[: found.workers]])
         shortage = self.why_short(endpoint) or found.shortage or "others wait for the devices that are free"
         return Startable(number, "" if number >= len(templates) else shortage, found.gone)
@@ -128,14 +123,14 @@ class TurnKeeper:
         do, since nothing is kept for others. Fewer, if the others are not to start now. Blocks."""
         if not self.turns.reserved_for_others(endpoint):
             return ("",) * len(amounts)
-        return tuple(self._capacity.node(ids[0]) for ids in self._devices(endpoint, state, amounts))
+        return tuple(self.capacity.node(ids[0]) for ids in self._devices(endpoint, state, amounts))
 
     def _devices(self, endpoint: str, state: State, amounts: Sequence[float]) -> list[tuple[int, ...]]:
         """The devices of each of the workers that take these amounts: those that are kept for the endpoint come first,
         and none that is kept for another one is among them. Stops at the first that does not fit. Blocks."""
         mine = self.turns.reserved.get(endpoint, ())
         left: Left = {
-            **self._capacity.free(state),
+            **self.capacity.free(state),
             **dict.fromkeys(self.turns.reserved_for_others(endpoint), 0.0),
         }
         devices: list[tuple[int, ...]] = []
@@ -162,12 +157,12 @@ class TurnKeeper:
             self._changed.clear()
 
     async def _decide(self) -> None:
-        now = self._clock()
-        state = await asyncio.to_thread(self._registration.read)
-        runs = dict(self._runs)
-        found = [_contender(run, state, self._capacity) for run in runs.values()]
-        free = await asyncio.to_thread(self._capacity.free, state) if any(each.needs for each in found) else {}
-        before, self.turns = self.turns, take_turns(found, free, now, self._limits)
+        now = self.clock()
+        state = await asyncio.to_thread(self.registration.read)
+        runs = dict(self.runs)
+        found = [_contender(run, state, self.capacity) for run in runs.values()]
+        free = await asyncio.to_thread(self.capacity.free, state) if any(each.needs for each in found) else {}
+        before, self.turns = self.turns, take_turns(found, free, now, self.limits)
         self._swaps.look(self.turns.yields, _awake(runs), now)
         await self._close(runs, {each.name for each in found if each.workers or each.ending})
         for each in self.turns.yields:
@@ -191,7 +186,7 @@ class TurnKeeper:
         if not changed:
             return
         try:
-            await self._board.publish()
+            await self.board.publish()
         except DynamoError:
             for name, before in changed.items():
                 runs[name].turn.yields = before
@@ -202,7 +197,7 @@ class TurnKeeper:
             return None
         if self.turns.look_at is None:
             return _EVERY_S
-        return max(_AT_LEAST_S, min(_EVERY_S, self.turns.look_at - self._clock()))
+        return max(_AT_LEAST_S, min(_EVERY_S, self.turns.look_at - self.clock()))
 
 
 def _carry_out(each: Yield, run: EndpointRun) -> None:

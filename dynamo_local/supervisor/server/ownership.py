@@ -7,7 +7,7 @@ import secrets
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -93,28 +93,20 @@ class ClusterRecord:
         return {int(name.removeprefix(_OWNER)): data for name, data in notes.items() if name.startswith(_OWNER)}
 
 
+@dataclass
 class Ownership:
     """The claim of a server to its namespace. `where`: the place of the record, in words."""
 
-    def __init__(
-        self,
-        namespace: str,
-        mine: Owner,
-        report: Report,
-        *,
-        where: str = "on this bus",
-        renew_every_s: float = RENEW_EVERY_S,
-    ) -> None:
-        self._namespace = namespace
-        self._where = where
-        self._mine = mine
-        self._report = report
-        self._renew_every_s = renew_every_s
-        self._revision: int | None = None
-        """Of the own record; None as long as there is none."""
-        self._renewed_at = 0.0
-        self._is_released = False
-        self._lock = asyncio.Lock()
+    namespace: str
+    mine: Owner
+    report: Report
+    where: str = "on this bus"
+    renew_every_s: float = RENEW_EVERY_S
+    _revision: int | None = field(default=None, init=False)
+    """Of the own record; None as long as there is none."""
+    _renewed_at: float = field(default=0.0, init=False)
+    _is_released: bool = field(default=False, init=False)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def confirm(self, record: OwnerRecord) -> None:
         """Become the owner, or make sure to be the owner still. What only the owner may do is done right after.
@@ -127,9 +119,9 @@ class Ownership:
     async def keep(self, record: OwnerRecord) -> None:
         """Renew the record until cancelled or released, or claim it, if that has not come about yet. Raises
         NamespaceBusyError if another server is the owner."""
-        failure = ReportOnce(self._report)
+        failure = ReportOnce(self.report)
         while True:
-            await asyncio.sleep(self._renew_every_s)
+            await asyncio.sleep(self.renew_every_s)
             try:
                 async with self._lock:
                     if self._is_released:
@@ -139,8 +131,8 @@ class Ownership:
                 # Nothing is there that another server could delete.
                 failure.note("")
             except (BusError, SupervisorError) as error:
-                sure = is_sure(self._mine, self._renewed_at, time.monotonic())
-                failure.note("" if sure else f"that this server owns namespace {self._namespace} is not sure: {error}")
+                sure = is_sure(self.mine, self._renewed_at, time.monotonic())
+                failure.note("" if sure else f"that this server owns namespace {self.namespace} is not sure: {error}")
             else:
                 failure.note("")
 
@@ -165,7 +157,7 @@ class Ownership:
         attempts = 0
         while attempts < _ATTEMPTS:
             found = await record.read()
-            verdict = judge(found, self._mine, watch, time.monotonic())
+            verdict = judge(found, self.mine, watch, time.monotonic())
             match verdict:
                 case Refuse(owner):
                     raise self._busy(owner)
@@ -179,7 +171,7 @@ class Ownership:
                         self._say_why(found)
                     watch = verdict
             await asyncio.sleep(_LOOK_EVERY_S)
-        raise BusError(f"the owner of namespace {self._namespace} changes all the time")
+        raise BusError(f"the owner of namespace {self.namespace} changes all the time")
 
     async def _renew(self, record: OwnerRecord, revision: int) -> None:
         try:
@@ -190,25 +182,25 @@ class Ownership:
     async def _recover(self, record: OwnerRecord) -> None:
         await record.make_room()
         found = await record.read()
-        if not renewable(found, self._mine):
+        if not renewable(found, self.mine):
             assert found.owner is not None
             raise self._busy(found.owner)
         await self._write(record, found.revision)
 
     async def _write(self, record: OwnerRecord, revision: int) -> None:
         sent_at = time.monotonic()
-        self._revision = await record.replace(revision, self._mine)
+        self._revision = await record.replace(revision, self.mine)
         self._renewed_at = sent_at
 
     def _say_why(self, found: Record) -> None:
         assert found.owner is not None
-        self._report.step(
-            f"namespace {self._namespace} was last served by a server on {found.owner.host}: looking for up to "
+        self.report.step(
+            f"namespace {self.namespace} was last served by a server on {found.owner.host}: looking for up to "
             f"{found.owner.lease_s:g} s whether it still runs"
         )
 
     def _busy(self, owner: Owner) -> NamespaceBusyError:
         return NamespaceBusyError(
-            f"namespace {self._namespace} {self._where} belongs to a server on {owner.host}",
+            f"namespace {self.namespace} {self.where} belongs to a server on {owner.host}",
             "stop that one there, or start this one with another --namespace",
         )

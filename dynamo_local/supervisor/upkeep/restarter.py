@@ -84,6 +84,7 @@ class _Watched:
     start_recorded: bool = False
 
 
+@dataclass
 class Restarter:
     """Restarts the processes of one server.
 
@@ -93,43 +94,32 @@ class Restarter:
     with the event of each end, and of each start of a quiet watcher.
     """
 
-    def __init__(
-        self,
-        circus: Starter,
-        registry: ProcessRegistry,
-        log_file: Callable[[str], Path],
-        report: Report,
-        *,
-        quiet: Collection[str] = (),
-        expendable: Collection[str] = (),
-        all_expendable: bool = False,
-        limits: RestartLimits | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        record: Callable[[Event], None] = lambda _: None,
-    ) -> None:
-        self._circus = circus
-        self._record = record
-        self._registry = registry
-        self._log_file = log_file
-        self._report = report
-        self._quiet = frozenset(quiet)
-        self._expendable = frozenset(expendable)
-        self._all_expendable = all_expendable
-        self._limits = limits or RestartLimits()
-        self._clock = clock
-        self._watched: dict[str, _Watched] = {}
-        self._present: frozenset[str] = frozenset()
-        self._ended: dict[str, ProcessEnded] = {}
-        self._event = asyncio.Event()
-        self._event_at = -math.inf
-        self._failure = ReportOnce(report)
-        self.given_up: dict[str, str] = {}
-        """Watchers of endpoints' workers that are left ended, each with the reason."""
+    circus: Starter
+    registry: ProcessRegistry
+    log_file: Callable[[str], Path]
+    report: Report
+    quiet: Collection[str] = frozenset()
+    expendable: Collection[str] = frozenset()
+    all_expendable: bool = False
+    limits: RestartLimits = field(default_factory=RestartLimits)
+    clock: Callable[[], float] = time.monotonic
+    record: Callable[[Event], None] = lambda _: None
+    given_up: dict[str, str] = field(default_factory=dict, init=False)
+    """Watchers of endpoints' workers that are left ended, each with the reason."""
+    _watched: dict[str, _Watched] = field(default_factory=dict, init=False)
+    _present: frozenset[str] = field(default=frozenset(), init=False)
+    _ended: dict[str, ProcessEnded] = field(default_factory=dict, init=False)
+    _event: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _event_at: float = field(default=-math.inf, init=False)
+    _failure: ReportOnce = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._failure = ReportOnce(self.report)
 
     def note_ready(self, watcher: str) -> None:
         """Note that the watcher's process has announced that it is ready."""
         watched = self._of(watcher)
-        watched.record = became_ready(watched.record, self._clock())
+        watched.record = became_ready(watched.record, self.clock())
 
     async def listen(self, events: Events) -> None:
         """Note which processes begin and end, and their exit codes, until cancelled."""
@@ -139,10 +129,10 @@ class Restarter:
                     self._ended[watcher] = ended
                 case ProcessBegan(watcher=watcher, pid=pid):
                     self._ended.pop(watcher, None)
-                    for name in self._quiet:
+                    for name in self.quiet:
                         if name.lower() == watcher:
                             self._record_start(name, pid)
-            self._event_at = self._clock()
+            self._event_at = self.clock()
             self._event.set()
 
     def _record_start(self, name: str, pid: int | None = None) -> None:
@@ -150,7 +140,7 @@ class Restarter:
         watched = self._of(name)
         if not watched.start_recorded:
             watched.start_recorded = True
-            self._record(Event("start", "started", watcher=name, pid=pid))
+            self.record(Event("start", "started", watcher=name, pid=pid))
 
     async def run(self) -> None:
         """Restart processes that end, until cancelled. Raises SupervisorError when a service is given up."""
@@ -163,13 +153,13 @@ class Restarter:
 
     def _is_busy(self) -> bool:
         """Whether a process has just begun or ended, or waits to be started again."""
-        if self._clock() - self._event_at < _STATUS_FOLLOWS_S:
+        if self.clock() - self._event_at < _STATUS_FOLLOWS_S:
             return True
         return any(each.exit_missed or each.restart_at not in (None, math.inf) for each in self._watched.values())
 
     async def look(self) -> None:
         """Look at every watcher once, and restart what is due."""
-        statuses = await self._circus.statuses()
+        statuses = await self.circus.statuses()
         self._forget(self._present - statuses.keys())
         self._present = frozenset(statuses)
         for name, status in statuses.items():
@@ -187,7 +177,7 @@ class Restarter:
         # The actuator may have started the next process meanwhile.
         watched.restart_at, watched.exit_missed = None, False
         self.given_up.pop(name, None)
-        if name in self._quiet:
+        if name in self.quiet:
             self.note_ready(name)
             # circus may have told of it before this process listened.
             self._record_start(name)
@@ -198,12 +188,12 @@ class Restarter:
         if watched.restart_at is None:
             if self._exit_is_known(name, watched):
                 await self._handle_end(name, watched)
-        elif self._clock() >= watched.restart_at:
-            wanted = await self._registry.wanted(name)
+        elif self.clock() >= watched.restart_at:
+            wanted = await self.registry.wanted(name)
             watched.restart_at = None
             if wanted:
-                watched.log_start = size(self._log_file(name))
-                await self._circus.start(name)
+                watched.log_start = size(self.log_file(name))
+                await self.circus.start(name)
 
     def _exit_is_known(self, name: str, watched: _Watched) -> bool:
         """Whether the exit code has come, or one look was spent on waiting for it.
@@ -217,14 +207,14 @@ class Restarter:
 
     async def _handle_end(self, name: str, watched: _Watched) -> None:
         """Record the end of a process, and decide whether and when it is started again."""
-        registered = await self._registry.registered(name)
-        if (await self._circus.statuses()).get(name) != STOPPED:
+        registered = await self.registry.registered(name)
+        if (await self.circus.statuses()).get(name) != STOPPED:
             # Another process runs by now, and `registered` may be that one.
             return
         ended = self._ended.get(name.lower())
         exit_code, pid = (ended.exit_code, ended.pid) if ended is not None else (None, None)
-        await self._registry.ended(name, pid, registered)
-        wanted = await self._registry.wanted(name)
+        await self.registry.ended(name, pid, registered)
+        wanted = await self.registry.wanted(name)
         self._ended.pop(name.lower(), None)
         watched.exit_missed = watched.start_recorded = False
         if not wanted:
@@ -233,7 +223,7 @@ class Restarter:
 
     def _decide(self, name: str, watched: _Watched, exit_code: int | None, pid: int | None) -> None:
         """Decide on the restart of a process that has ended. Raises SupervisorError when its service is given up."""
-        decision, watched.record = died(watched.record, exit_code, self._limits, self._clock())
+        decision, watched.record = died(watched.record, exit_code, self.limits, self.clock())
         match decision:
             case Restart(at=at, delay_s=delay_s):
                 watched.restart_at = at
@@ -244,7 +234,7 @@ class Restarter:
         # A signal has no reason in the log.
         error = last_error(self._last_lines(name)) if exit_code is not None and exit_code > 0 else None
         what = f"ended: {describe_exit(exit_code)}{'' if error is None else f': {error}'}"
-        self._record(Event("death", what, then, name, pid=pid, exit_code=exit_code))
+        self.record(Event("death", what, then, name, pid=pid, exit_code=exit_code))
         if isinstance(decision, GiveUp):
             self._give_up(name, watched, f"{decision.reason} ({describe_exit(exit_code)})")
 
@@ -252,7 +242,7 @@ class Restarter:
         if _is_of_an_endpoint(name):
             error = last_error(self._last_lines(name))
             self.given_up[name] = reason if error is None else f"{reason}: {error}"
-        elif not self._all_expendable and name not in self._expendable:
+        elif not self.all_expendable and name not in self.expendable:
             raise self._given_up(name, reason)
         watched.restart_at = math.inf
         self._show(name, f"{reason}, going on without it", self._last_lines(name))
@@ -262,14 +252,14 @@ class Restarter:
         self._show(name, reason, lines)
         error = last_error(lines)
         cause = f"{name} {reason}" if error is None else f"{name} {reason}: {error}"
-        return SupervisorError(cause, f"its log is {self._log_file(name)}")
+        return SupervisorError(cause, f"its log is {self.log_file(name)}")
 
     def _show(self, name: str, what: str, lines: Iterable[str]) -> None:
-        self._report.step(f"{name}  ended: {what}")
-        quote(self._report, lines)
+        self.report.step(f"{name}  ended: {what}")
+        quote(self.report, lines)
 
     def _last_lines(self, name: str) -> list[str]:
-        return tail(self._log_file(name), _LINES_SHOWN, after=self._of(name).log_start)
+        return tail(self.log_file(name), _LINES_SHOWN, after=self._of(name).log_start)
 
     def _forget(self, names: Iterable[str]) -> None:
         """Forget removed watchers. A later watcher of the same name starts without their record."""

@@ -107,28 +107,26 @@ class RecentEvents:
         self._news = asyncio.Event()
 
 
+@dataclass
 class EventLog:
     """Appends events to a file, from one process. Those that cannot be written, because the disk is full, are kept and
     written with a later one; this is reported once. `recent`: those of the last hour."""
 
-    def __init__(
-        self,
-        path: Path,
-        report: Report,
-        *,
-        max_bytes: int = MAX_BYTES,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._path = path
-        self._failure = ReportOnce(report)
-        self._max_bytes = max_bytes
-        self._wall_clock = wall_clock
-        self._pending: deque[bytes] = deque(maxlen=MAX_PENDING)
-        self.recent = RecentEvents(wall_clock())
+    path: Path
+    report: Report
+    max_bytes: int = MAX_BYTES
+    wall_clock: Callable[[], float] = time.time
+    recent: RecentEvents = field(init=False)
+    _pending: deque[bytes] = field(default_factory=lambda: deque(maxlen=MAX_PENDING), init=False)
+    _failure: ReportOnce = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._failure = ReportOnce(self.report)
+        self.recent = RecentEvents(self.wall_clock())
 
     def add(self, event: Event) -> None:
         """Append an event; one without a time gets the present one. Those of `PASSING_KINDS` are told alone."""
-        dated = event if event.time else replace(event, time=round(self._wall_clock(), 3))
+        dated = event if event.time else replace(event, time=round(self.wall_clock(), 3))
         if event.kind not in PASSING_KINDS:
             # Written by the caller's thread: a line goes to the kernel's cache, and events keep their order.
             self._pending.append(as_line(msgspec.json.encode(dated)))
@@ -142,16 +140,16 @@ class EventLog:
                 self._append(self._pending[0])
                 self._pending.popleft()
         except OSError as error:
-            self._failure.note(f"events cannot be written to {self._path}, and are kept: {error.strerror}")
+            self._failure.note(f"events cannot be written to {self.path}, and are kept: {error.strerror}")
         else:
             self._failure.note("")
 
     def _append(self, line: bytes) -> None:
         # Opened for each event, because the file may have been removed.
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(descriptor).st_size
-            if size == 0 or size + len(line) <= self._max_bytes:
+            if size == 0 or size + len(line) <= self.max_bytes:
                 # A line that a crash or a full disk has cut off is ended first, so that it damages no other.
                 whole = size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
                 line = line if whole else b"\n" + line
@@ -162,7 +160,7 @@ class EventLog:
                 return
         finally:
             os.close(descriptor)
-        self._path.replace(_older(self._path))
+        self.path.replace(_older(self.path))
         self._append(line)
 
 

@@ -6,9 +6,9 @@ import asyncio
 import json
 import shlex
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 from dynamo_local.core.fleet.view import PREFILL_ROLE, WORKER_ROLES, Change, Happened
@@ -24,25 +24,19 @@ _SPELLED = {"vllm": "vLLM"}
 """Modules whose names are spelled otherwise in sentences."""
 
 
+@dataclass
 class Progress:
     """Follows presences. `all_ready` is set once every expected watcher has announced that it is ready. `on_ready` is
     called with each watcher that does. `importing`: what the process of a watcher imports before it can announce
     anything."""
 
-    def __init__(
-        self,
-        expected: Iterable[str],
-        report: Report,
-        on_ready: Callable[[str], None],
-        importing: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self._expected = tuple(expected)
-        self._importing = importing
-        self._reported_at = time.monotonic()
-        self._report = report
-        self._on_ready = on_ready
-        self._last: dict[str, Presence] = {}
-        self.all_ready = asyncio.Event()
+    expected: Collection[str]
+    report: Report
+    on_ready: Callable[[str], None]
+    importing: Mapping[str, str] = field(default_factory=dict)
+    all_ready: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _reported_at: float = field(default_factory=time.monotonic, init=False)
+    _last: dict[str, Presence] = field(default_factory=dict, init=False)
 
     def on_change(self, change: Change) -> None:
         """Note a change of the fleet, and report it if it changes a state.
@@ -59,11 +53,11 @@ class Progress:
         before = self._last.get(name)
         self._last[name] = presence
         if self._is_news(before, presence):
-            self._report.step(f"{name}  {described(presence)}")
+            self.report.step(f"{name}  {described(presence)}")
             self._reported_at = time.monotonic()
         if presence.state == "ready":
-            self._on_ready(name)
-        if all(self._is_ready(watcher) for watcher in self._expected):
+            self.on_ready(name)
+        if all(self._is_ready(watcher) for watcher in self.expected):
             self.all_ready.set()
 
     def _is_news(self, before: Presence | None, now: Presence) -> bool:
@@ -76,7 +70,7 @@ class Progress:
         while not self.all_ready.is_set():
             left_s = self._reported_at + quiet_s - time.monotonic()
             if left_s <= 0:
-                self._report.pending(f"waiting for {self.awaited()}")
+                self.report.pending(f"waiting for {self.awaited()}")
                 self._reported_at = time.monotonic()
                 continue
             with suppress(TimeoutError):
@@ -89,13 +83,13 @@ class Progress:
 
     def not_ready(self) -> str:
         """The watchers that are not ready, each with its last state, in words."""
-        awaited = [watcher for watcher in self._expected if not self._is_ready(watcher)]
+        awaited = [watcher for watcher in self.expected if not self._is_ready(watcher)]
         return ", ".join(f"{short_watcher(watcher)} ({self._last_state(watcher)})" for watcher in awaited)
 
     def awaited(self) -> str:
         """The watchers that are not ready, by what they are doing, in words."""
         states: dict[str, list[str]] = {}
-        for watcher in self._expected:
+        for watcher in self.expected:
             if not self._is_ready(watcher):
                 doing = self._last_state(watcher).removeprefix("starting: ")
                 states.setdefault(doing, []).append(short_watcher(watcher))
@@ -122,7 +116,7 @@ class Progress:
         return f"model {', '.join(models)}, {count}" if models else count
 
     def _present(self) -> list[Presence]:
-        return [self._last[watcher] for watcher in self._expected if watcher in self._last]
+        return [self._last[watcher] for watcher in self.expected if watcher in self._last]
 
     def _workers(self) -> list[Presence]:
         return [presence for presence in self._present() if presence.role in WORKER_ROLES]
@@ -135,7 +129,7 @@ class Progress:
         presence = self._last.get(watcher)
         if presence is not None:
             return described(presence)
-        module = self._importing.get(watcher)
+        module = self.importing.get(watcher)
         return "its process starts" if module is None else f"importing {_SPELLED.get(module, module)}"
 
 
