@@ -37,7 +37,6 @@ from dynamo_local.supervisor.server.nats.nats_server import NatsServer, bring_up
 from dynamo_local.supervisor.server.nats.rotation import (
     NATS_OF_OTHERS,
     ON_NODES,
-    NatsProcesses,
     TokenOrders,
     TokenRotation,
 )
@@ -281,9 +280,9 @@ class Server:
         if self._nodes is not None:
             why_not = ON_NODES
         elif isinstance(self._bus, NatsServer):
-            nats = NatsProcesses(self._machinery.circus, self._nats_plan(self._bus).name)
+            nats = self._nats_plan(self._bus).name
             rotation = TokenRotation(
-                *(self._bus, nats, bus, self._paths.bus_file),
+                *(self._bus, self._machinery.circus, nats, bus, self._paths.bus_file),
                 subjects=Subjects(self._launch.graph.namespace),
                 members=watch.view.members,
                 remember=self._machinery.files.remember,

@@ -20,7 +20,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,71 +59,55 @@ class Rotated:
     disconnected: tuple[str, ...]
 
 
-class NatsProcesses:
-    """The processes of the server's own NATS: one, or none while it is restarted."""
-
-    def __init__(self, circus: CircusClient, watcher: str) -> None:
-        self._circus = circus
-        self._watcher = watcher
-
-    async def reload(self, server: NatsServer) -> None:
-        """Have NATS read its configuration anew. One that is only starting reads it anyway. Raises SupervisorError."""
-        for pid in await self._circus.pids(self._watcher):
-            # Before it listens, the signal would end it.
-            if server.listens(pid):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGHUP)
-
-
+@dataclass
 class TokenRotation:
     """Replaces tokens, one after another.
 
-    `members` returns the presences of all processes. `remember` is called when files have changed that are repaired
-    by what they held last.
+    `server`: the NATS server as it is now, and `watcher` that of its process. `members` returns the presences of all
+    processes. `remember` is called when files have changed that are repaired by what they held last.
     """
 
-    def __init__(
-        self,
-        server: NatsServer,
-        processes: NatsProcesses,
-        bus: Bus,
-        bus_file: Path,
-        *,
-        subjects: Subjects,
-        members: Callable[[], Collection[Presence]],
-        remember: Callable[[], None],
-    ) -> None:
-        self._server = server
-        self._processes = processes
-        self._bus = bus
-        self._subjects = subjects
-        self._bus_file = bus_file
-        self._members = members
-        self._remember = remember
+    server: NatsServer
+    circus: CircusClient
+    watcher: str
+    bus: Bus
+    bus_file: Path
+    subjects: Subjects
+    members: Callable[[], Collection[Presence]]
+    remember: Callable[[], None]
 
     async def rotate(self) -> Rotated:
         """Replace the token. Raises StateError, SupervisorError, BusError; what is valid then: see above."""
-        before, both = self._server, self._server.with_new_token()
+        before, both = self.server, self.server.with_new_token()
         try:
             await self._apply(both)
             await self._until_valid(both)
-            await asyncio.to_thread(write_bus_address, self._bus_file, both.address)
+            await asyncio.to_thread(write_bus_address, self.bus_file, both.address)
         except DynamoError:
             await self._undo(before)
             raise
-        self._server = both
-        await asyncio.to_thread(self._remember)
+        self.server = both
+        await asyncio.to_thread(self.remember)
         rotated = await self._tell()
         alone = both.without_former()
         await self._apply(alone)
-        self._server = alone
+        self.server = alone
         await self._until_ended(alone, before.address)
         return rotated
 
     async def _apply(self, server: NatsServer) -> None:
         await asyncio.to_thread(server.write_files)
-        await asyncio.to_thread(self._remember)
-        await self._processes.reload(server)
+        await asyncio.to_thread(self.remember)
+        await self._reload(server)
+
+    async def _reload(self, server: NatsServer) -> None:
+        """Have NATS read its configuration anew. One that is only starting reads it anyway. Raises SupervisorError."""
+        # There is none while it is restarted.
+        for pid in await self.circus.pids(self.watcher):
+            # Before it listens, the signal would end it.
+            if server.listens(pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGHUP)
 
     async def _undo(self, before: NatsServer) -> None:
         try:
@@ -136,36 +120,36 @@ class TokenRotation:
         async with _within(RELOAD_S, "NATS does not take the new token"):
             while not await _takes(server.address):
                 await asyncio.sleep(_LOOK_EVERY_S)
-                await self._processes.reload(server)
+                await self._reload(server)
 
     async def _until_ended(self, server: NatsServer, former: BusAddress) -> None:
         async with _within(RELOAD_S, "NATS still takes the former token"):
             while await _takes(former) is not False:
                 await asyncio.sleep(_LOOK_EVERY_S)
-                await self._processes.reload(server)
+                await self._reload(server)
 
     async def _tell(self) -> Rotated:
         """Have all processes connect by the new token, this one first."""
-        user = await self._bus.renew()
+        user = await self.bus.renew()
         taken: set[str] = set()
 
         async def on_taken(answer: AddressTaken) -> None:
             if answer.user == user and answer.lease:
                 taken.add(answer.lease)
 
-        subject, inbox = self._subjects.address_changes, self._bus.inbox()
-        answers = await self._bus.listen(inbox, AddressTaken, on_taken)
+        subject, inbox = self.subjects.address_changes, self.bus.inbox()
+        answers = await self.bus.listen(inbox, AddressTaken, on_taken)
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(TAKEN_S):
                     while True:
-                        await self._bus.publish(subject, codec.encode(AddressChanged()), reply=inbox)
+                        await self.bus.publish(subject, codec.encode(AddressChanged()), reply=inbox)
                         await asyncio.sleep(_TELL_EVERY_S)
-                        if all(member.lease in taken for member in self._members()):
+                        if all(member.lease in taken for member in self.members()):
                             break
         finally:
             await answers.unsubscribe()
-        missing = sorted(member.watcher for member in self._members() if member.lease not in taken)
+        missing = sorted(member.watcher for member in self.members() if member.lease not in taken)
         return Rotated(len(taken), tuple(missing))
 
 
@@ -203,34 +187,26 @@ ON_NODES = SupervisorError(
 _DEADLINE_S = 60.0
 
 
+@dataclass
 class TokenOrders:
     """Carries out orders, also when whoever has ordered is gone. `rotation`: None where the token cannot be replaced,
     as `why_not` says."""
 
-    def __init__(
-        self,
-        rotation: TokenRotation | None,
-        tasks: TaskGuard,
-        record: Callable[[Event], None],
-        report: Report,
-        clock: Callable[[], float] = time.monotonic,
-        why_not: SupervisorError = NATS_OF_OTHERS,
-    ) -> None:
-        self._rotation = rotation
-        self._tasks = tasks
-        self._record = record
-        self._report = report
-        self._clock = clock
-        self._why_not = why_not
-        self._under_way: asyncio.Task[Rotated | DynamoError] | None = None
+    rotation: TokenRotation | None
+    tasks: TaskGuard
+    record: Callable[[Event], None]
+    report: Report
+    clock: Callable[[], float] = time.monotonic
+    why_not: SupervisorError = NATS_OF_OTHERS
+    _under_way: asyncio.Task[Rotated | DynamoError] | None = field(default=None, init=False)
 
     async def rotate(self, _: Call) -> dict[str, Any]:
         """Replace the token. Raises SupervisorError, StateError, BusError."""
-        if self._rotation is None:
-            raise self._why_not
+        if self.rotation is None:
+            raise self.why_not
         if self._under_way is not None and not self._under_way.done():
             raise SupervisorError("the token is being replaced already", "try again in a moment")
-        self._under_way = order = self._tasks.spawn("token of NATS", self._carry_out(self._rotation))
+        self._under_way = order = self.tasks.spawn("token of NATS", self._carry_out(self.rotation))
         await asyncio.wait({order}, timeout=_DEADLINE_S)
         if not order.done():
             raise SupervisorError(
@@ -244,18 +220,18 @@ class TokenOrders:
         return {"processes": outcome.processes, "disconnected": outcome.disconnected}
 
     async def _carry_out(self, rotation: TokenRotation) -> Rotated | DynamoError:
-        began = self._clock()
+        began = self.clock()
         try:
             rotated = await rotation.rotate()
         except DynamoError as error:
             self._happened("the token of NATS was not replaced", str(error))
             return error
-        why = f"{rotated.processes} processes took the new one within {self._clock() - began:.1f} s"
+        why = f"{rotated.processes} processes took the new one within {self.clock() - began:.1f} s"
         if rotated.disconnected:
             why += f"; disconnected: {', '.join(map(short_watcher, rotated.disconnected))}"
         self._happened("the token of NATS was replaced", why)
         return rotated
 
     def _happened(self, what: str, why: str) -> None:
-        self._record(Event("secret", what, why))
-        self._report.step(f"{what}: {why}")
+        self.record(Event("secret", what, why))
+        self.report.step(f"{what}: {why}")
