@@ -17,13 +17,13 @@ from threading import Lock
 
 from msgspec.structs import replace
 
-from dynamo_local.core.errors import SupervisorError, UsageError
+from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.names import Watcher
 from dynamo_local.process.forkserver.prepared.orders import withdraw
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
-from dynamo_local.supervisor.places.local import Books, LocalPlaces
-from dynamo_local.supervisor.places.port import LogPart, Need, Place, Slot, Status
+from dynamo_local.supervisor.places.local import LocalPlaces
+from dynamo_local.supervisor.places.port import Need, Place, Slot, Status
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
 from dynamo_local.supervisor.server.launch.plan import plan_forkserver, plan_watcher, revision_templates
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
@@ -102,49 +102,36 @@ def forkserver_of(graph: ResolvedGraph, inventory: Inventory, root: Path) -> Wat
 
 
 @dataclass(frozen=True)
-class NodePlaces:
+class NodePlaces(LocalPlaces):
     """The node of a node server (port.Places). `plan`: plans a process anew, by the paths of this node; raises
     DynamoError for one that cannot run here. `given_up`: see Place."""
 
-    local: LocalPlaces
-    books: Books
     plan: Callable[[WatcherPlan], WatcherPlan]
     given_up: Mapping[str, str] = field(default_factory=dict)
 
     async def places(self) -> Mapping[str, Place]:
-        places = await self.local.places()
+        places = await super().places()
         return {node: replace(place, given_up=dict(self.given_up)) for node, place in places.items()}
 
     async def reserve(self, watcher: Watcher, need: Need) -> Slot:
         # A suffixed entry stands beside the first of its service, which may be on another node.
         await self.books.update(lambda state: add_template(state, watcher, need.role))
-        return await self.local.reserve(watcher, need)
+        return await super().reserve(watcher, need)
 
     async def start(self, plan: WatcherPlan) -> None:
-        entry = (await self.books.read()).here.get(plan.name)
-        if entry is None or not entry.holds or entry.devices != plan.devices:
-            raise SupervisorError(f"{plan.name} has not reserved {list(plan.devices)}", "reserve them first")
+        await self._check_reserved(plan)
         planned = replace(self.plan(plan), role=plan.role)
         await self.books.update(lambda state: _started(state, planned))
-        await self.local.start(planned)
+        await super().start(planned)
 
     async def end(self, watcher: str, deadline_s: float) -> None:
         await self.books.update(lambda state: retire(state, watcher) if _runs(state, watcher) else state)
-        await self.local.end(watcher, deadline_s)
+        await super().end(watcher, deadline_s)
         await self.books.update(lambda state: unclaim(state, watcher) if _holds(state, watcher) else state)
-
-    async def release(self, watcher: str) -> None:
-        await self.local.release(watcher)
 
     async def statuses(self) -> Mapping[str, Status]:
         state = await self.books.read()
-        return {name: status for name, status in (await self.local.statuses()).items() if _holds(state, name)}
-
-    async def last_error(self, watcher: str) -> str | None:
-        return await self.local.last_error(watcher)
-
-    async def log(self, watcher: str, lines: int, after: int | None = None) -> LogPart:
-        return await self.local.log(watcher, lines, after)
+        return {name: status for name, status in (await super().statuses()).items() if _holds(state, name)}
 
 
 def _started(state: State, plan: WatcherPlan) -> State:

@@ -22,7 +22,6 @@ from dynamo_local.supervisor.node.agent import without_cluster
 from dynamo_local.supervisor.node.head import MOST_BYTES, HeadSilence, NodeOrder, gone
 from dynamo_local.supervisor.node.places import NodePlaces, NodePlans, forkserver_of
 from dynamo_local.supervisor.places.far import PlacesService
-from dynamo_local.supervisor.places.local import Books
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.plan import HttpAddress, revision_templates, stop_order
 from dynamo_local.supervisor.server.machinery import Machinery
@@ -131,9 +130,12 @@ class NodeServer:
         async def learn(revision: str, graph: bytes) -> None:
             await asyncio.to_thread(plans.learn, revision, graph, present)
 
-        service = PlacesService(
-            NodePlaces(local, Books(machinery.store), plans.plan, machinery.restarter.given_up), self._tasks, learn
+        places = NodePlaces(
+            *(local.books, inventory, local.devices, local.watchers, local.log_file),
+            plan=plans.plan,
+            given_up=machinery.restarter.given_up,
         )
+        service = PlacesService(places, self._tasks, learn)
         await service.serve(bus, self._subjects.node(self._order.node))
         await bus.flush()
 

@@ -154,9 +154,7 @@ class LocalPlaces:
         return made
 
     async def start(self, plan: WatcherPlan) -> None:
-        entry = (await self.books.read()).here.get(plan.name)
-        if entry is None or not entry.holds or entry.devices != plan.devices:
-            raise SupervisorError(f"{plan.name} has not reserved {list(plan.devices)}", "reserve them first")
+        await self._check_reserved(plan)
         self._log_starts[plan.name] = size(self.log_file(plan.name))
         await self.watchers.add(plan)
 
@@ -186,6 +184,12 @@ class LocalPlaces:
 
     async def log(self, watcher: str, lines: int, after: int | None = None) -> LogPart:
         return await asyncio.to_thread(log_part, self.log_file(watcher), lines, after)
+
+    async def _check_reserved(self, plan: WatcherPlan) -> None:
+        """Raise SupervisorError for a process whose devices are not reserved for it here."""
+        entry = (await self.books.read()).here.get(plan.name)
+        if entry is None or not entry.holds or entry.devices != plan.devices:
+            raise SupervisorError(f"{plan.name} has not reserved {list(plan.devices)}", "reserve them first")
 
     async def _check_here(self, watcher: str) -> None:
         """Raise SupervisorError for a process of another node. That none of its name runs here says nothing of it."""

@@ -116,7 +116,11 @@ class ClusterSite:
     async def _serve(self, node: str, order: bytes) -> None:
         assert order == node.encode()
         site = self._nodes[node]
-        places = NodePlaces(site.places, site.books, lambda asked: self._plans[asked.name])
+        local = site.places
+        places = NodePlaces(
+            *(local.books, local.inventory, local.devices, local.watchers, local.log_file),
+            plan=lambda asked: self._plans[asked.name],
+        )
         service = PlacesService(places, self._tasks, _learn)
         self._served[node] = await service.serve(self.bus, SUBJECTS.node(node))
 

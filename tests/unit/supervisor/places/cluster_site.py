@@ -134,8 +134,8 @@ class ClusterInMemory:
     async def _start(self, node: str, order: bytes) -> None:
         machine = self.machines[node] = FakePorts()
         books = BooksWithoutThreads(machine)
-        local = LocalPlaces(books, cpu_slots(range(2), 2), machine, machine, _log)
-        places = NodePlaces(local, books, self._planned, self.given_up[node])
+        slots = cpu_slots(range(2), 2)
+        places = NodePlaces(books, slots, machine, machine, _log, self._planned, self.given_up[node])
         service = PlacesService(places, self._tasks, cast("Any", None))
         await service.serve(cast("Bus", self.memory_bus), SUBJECTS.node(node))
 
