@@ -23,7 +23,6 @@ from dynamo_local.core.names import LOCAL_NODE, Watcher
 from dynamo_local.core.shares import held
 from dynamo_local.supervisor.places.capacity import NodeCapacity, capacity_of_nodes
 from dynamo_local.supervisor.places.cluster import Cluster, ClusterNode
-from dynamo_local.supervisor.places.far import FarPlaces
 from dynamo_local.supervisor.places.local import Books
 from dynamo_local.supervisor.places.node_servers import NodeServers
 from dynamo_local.supervisor.places.port import LogPart, Need, Place, Places, Slot, Status
@@ -143,22 +142,16 @@ class Seen(NamedTuple):
 class ClusterPlaces:
     """Places on the nodes of a cluster, and the head's own machine (port.Places).
 
-    `slots`: what is reserved with it. `local`: places of the head. `node(id)`: the places of a node server.
-    `order(node)`: what a node server is started with. `graph(revision)`: the graph of an endpoint's revision as JSON.
-    `heard`: gives the watchers that have a presence on the bus. `kind`: of the cluster's devices.
-    `ask_again_s`: between two asks of a node server that did not answer.
+    `slots`: what is reserved with it. `local`: places of the head. `heard`: gives the watchers that have a presence on
+    the bus. `kind`: of the cluster's devices.
     """
 
-    cluster: Cluster
+    servers: NodeServers
     slots: Slots
     books: Books
     local: Places
-    node: Callable[[str], FarPlaces]
-    order: Callable[[ClusterNode], bytes]
-    graph: Callable[[str], bytes]
     heard: Callable[[], Set[str]]
     kind: DeviceKind
-    ask_again_s: float = 1.0
     given_up: Mapping[str, str] = field(default_factory=dict, init=False)
     """Watchers of endpoints' workers that are not started again, each with the reason, as of the last `silent`."""
     _silent: frozenset[str] = field(default=frozenset(), init=False)
@@ -168,18 +161,12 @@ class ClusterPlaces:
     first."""
     _prepared: set[str] = field(default_factory=set, init=False)
     """Watchers for which `reserve` is to follow: no leaks."""
-    _servers: NodeServers = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._servers = NodeServers(
-            self.cluster, self.node, self.order, self.graph, self._is_any_heard, self.ask_again_s
-        )
 
     async def places(self) -> Mapping[str, Place]:
         state, nodes, slots = await self.seen()
         found = dict(await self.local.places())
         asked = self._asked(nodes, state, slots)
-        found |= await self._servers.places(asked)
+        found |= await self.servers.places(asked)
         others = [node for name, node in nodes.items() if node.is_alive and name not in asked]
         found |= {node.node: Place(node.node, _as_counted(node, self.kind)) for node in others}
         unprepared = {name: slot for name, slot in slots.items() if name not in self._prepared}
@@ -197,13 +184,14 @@ class ClusterPlaces:
             self._prepared.discard(name)
             slot = await self._slot(watcher, need)
             try:
-                await self._servers.have(slot.node)
+                await self.servers.have(slot.node, self._is_any_heard)
             except DynamoError:
                 if is_new:
                     await self._give_back(name, slot.node)
                 raise
             try:
-                reserved = await self.node(slot.node).reserve(watcher, replace(need, on=slot.devices or (), node=""))
+                there = self.servers.node(slot.node)
+                reserved = await there.reserve(watcher, replace(need, on=slot.devices or (), node=""))
             except DynamoError:
                 if is_new:
                     await self._undo_reserve(name, slot.node)
@@ -216,7 +204,8 @@ class ClusterPlaces:
         async with self._changing:
             self._prepared |= {str(watcher) for watcher in needs}
             slots = [await self._slot(watcher, need) for watcher, need in needs.items()]
-            await side_by_side(map(self._servers.have, sorted({slot.node for slot in slots})))
+            nodes = sorted({slot.node for slot in slots})
+            await side_by_side(self.servers.have(node, self._is_any_heard) for node in nodes)
 
     async def start(self, plan: WatcherPlan) -> None:
         if plan.node == LOCAL_NODE:
@@ -226,11 +215,11 @@ class ClusterPlaces:
         if plan.name not in await self.slots.all():
             raise SupervisorError(f"{plan.name} has not reserved {list(plan.devices)}", "reserve them first")
         if plan.watcher.revision:
-            await self._servers.learn(plan.node, plan.watcher.revision)
+            await self.servers.learn(plan.node, plan.watcher.revision)
         # The node plans command and environment by its own paths. A process that replaces another keeps its role.
         role = plan.role if entry is None else entry.role
         order = replace(plan, node=LOCAL_NODE, role=role, argv=(), environment={})
-        await self.node(plan.node).start(order)
+        await self.servers.node(plan.node).start(order)
 
     async def end(self, watcher: str, deadline_s: float) -> None:
         node = await self._node_of(watcher)
@@ -238,8 +227,8 @@ class ClusterPlaces:
             return
         if node != LOCAL_NODE:
             # One that hangs would be waited for as long as its worker may take.
-            await self._servers.check_answers(node)
-        await (self.local if node == LOCAL_NODE else self.node(node)).end(watcher, deadline_s)
+            await self.servers.check_answers(node)
+        await (self.local if node == LOCAL_NODE else self.servers.node(node)).end(watcher, deadline_s)
 
     async def release(self, watcher: str) -> None:
         node = await self._node_of(watcher)
@@ -248,8 +237,8 @@ class ClusterPlaces:
             return
         async with self._changing:
             if node is not None and not await self._is_lost(node, watcher):
-                await self._servers.check_answers(node)
-                await self.node(node).release(watcher)
+                await self.servers.check_answers(node)
+                await self.servers.node(node).release(watcher)
             # Not half of it: nobody would end a node server on which nothing is reserved any more.
             await finish(self._give_back(watcher, node))
 
@@ -263,7 +252,7 @@ class ClusterPlaces:
         found: dict[str, Status] = dict(here)
         # Those that the cluster has declared dead are not waited for.
         asked = self._asked(nodes, state, slots)
-        answers, heard = await self._servers.statuses(asked), self.heard()
+        answers, heard = await self.servers.statuses(asked), self.heard()
         for node in self._standing(state, slots):
             told = answers.get(node)
             if told is None:
@@ -291,7 +280,7 @@ class ClusterPlaces:
     async def give_up(self, node: str) -> None:
         """Have the cluster end a node server that does not answer: nothing of it runs then. Raises SupervisorError."""
         async with self._changing:
-            await self._servers.give_up(node)
+            await self.servers.give_up(node)
             # Another node server may run there.
             self._silent -= {node}
 
@@ -310,8 +299,7 @@ class ClusterPlaces:
         return tuple(
             entry
             for entry in gone
-            if entry.phase is None
-            or (entry.phase == "restarting" and not self._servers.may_run(seen.nodes, entry.node))
+            if entry.phase is None or (entry.phase == "restarting" and not self.servers.may_run(seen.nodes, entry.node))
         )
 
     async def silent(self, seen: Seen) -> Mapping[str, bool]:
@@ -319,11 +307,11 @@ class ClusterPlaces:
         heard; without those whose node server is just starting. The others say which workers they have given up."""
         state, nodes, slots = seen
         asked = self._asked(nodes, state, slots)
-        answers = await self._servers.places(asked)
+        answers = await self.servers.places(asked)
         told = {name: why for place in answers.values() for name, why in place.given_up.items()}
         unknown = {name: why for name, why in self.given_up.items() if _node(state, name) in asked - answers.keys()}
         self.given_up = unknown | told
-        self._silent, heard = frozenset(asked - answers.keys() - self._servers.starting), self.heard()
+        self._silent, heard = frozenset(asked - answers.keys() - self.servers.starting), self.heard()
         return {node: not heard.isdisjoint(_claimed_on(state, node)) for node in self._silent}
 
     def capacity(self, seen: Seen) -> Mapping[str, NodeCapacity]:
@@ -331,7 +319,7 @@ class ClusterPlaces:
         state, nodes, slots = seen
         claimed = {name for name, entry in state.components.items() if entry.holds}
         # Claimed last, and released first in the books: what the cluster has of ours beside them is not held by others.
-        return capacity_of_nodes(nodes, state, self.slots.unclaimed(claimed, slots), self._servers.failed)
+        return capacity_of_nodes(nodes, state, self.slots.unclaimed(claimed, slots), self.servers.failed)
 
     async def leaks(self) -> frozenset[str]:
         """Watchers for which the cluster has reserved something, and that the books do not know."""
@@ -341,7 +329,7 @@ class ClusterPlaces:
 
     async def _slot(self, watcher: Watcher, need: Need) -> Slot:
         """Reserve with the cluster, on nodes that answer first."""
-        slot = await self.slots.reserve(watcher, need, self._silent | self._servers.failed)
+        slot = await self.slots.reserve(watcher, need, self._silent | self.servers.failed)
         if need.node not in ("", slot.node):
             # Left of another change, and released by the next look.
             raise DeviceError(f"{watcher} has a reservation on node {slot.node}, and is to live on {need.node}")
@@ -351,7 +339,7 @@ class ClusterPlaces:
 
     async def seen(self) -> Seen:
         """What there is now. Raises SupervisorError."""
-        return Seen(await self.books.read(), await self.cluster.nodes(), await self.slots.all())
+        return Seen(await self.books.read(), await self.slots.cluster.nodes(), await self.slots.all())
 
     def _standing(self, state: State, slots: Mapping[str, Slot]) -> set[str]:
         """The nodes on which something of the graph is, or may be."""
@@ -368,7 +356,7 @@ class ClusterPlaces:
             return slots[watcher].node
         if (await self.local.statuses()).get(watcher, "unknown") != "unknown":
             return LOCAL_NODE
-        found = await self._servers.places(self._asked(await self.cluster.nodes(), state, slots))
+        found = await self.servers.places(self._asked(await self.slots.cluster.nodes(), state, slots))
         return next((place.node for place in found.values() if watcher in place.reserved), None)
 
     async def _places_of(self, watcher: str) -> Places | None:
@@ -376,11 +364,11 @@ class ClusterPlaces:
         return None if node is None else self._places_at(node)
 
     def _places_at(self, node: str) -> Places:
-        return self.local if node == LOCAL_NODE else self.node(node)
+        return self.local if node == LOCAL_NODE else self.servers.node(node)
 
     async def is_gone(self, node: str) -> bool:
         """Whether the cluster has declared a node dead, or has ended a node server there that did not answer."""
-        return node != LOCAL_NODE and not self._servers.may_run(await self.cluster.nodes(), node)
+        return node != LOCAL_NODE and not self.servers.may_run(await self.slots.cluster.nodes(), node)
 
     async def _is_lost(self, node: str, watcher: str) -> bool:
         """Whether a node is gone and nothing is heard of the watcher: what it held is free."""
@@ -391,14 +379,14 @@ class ClusterPlaces:
 
     def _asked(self, nodes: Mapping[str, ClusterNode], state: State, slots: Mapping[str, Slot]) -> set[str]:
         """The nodes on which a node server is to answer."""
-        return {node for node in self._standing(state, slots) if self._servers.may_run(nodes, node)}
+        return {node for node in self._standing(state, slots) if self.servers.may_run(nodes, node)}
 
     async def _undo_reserve(self, watcher: str, node: str) -> None:
         """Give back what a node server may have reserved, though no answer said so. If it does not answer now either,
         the slot is kept: it is a leak, which is released once the node answers or is dead."""
         with suppress(DynamoError):
-            await self._servers.check_answers(node)
-            await self.node(node).release(watcher)
+            await self.servers.check_answers(node)
+            await self.servers.node(node).release(watcher)
             await self._give_back(watcher, node)
 
     async def _give_back(self, watcher: str, node: str | None) -> None:
@@ -406,7 +394,7 @@ class ClusterPlaces:
         await self.slots.release(watcher)
         if node is None or node in self._standing(await self.books.read(), await self.slots.all()):
             return
-        await self._servers.end(node)
+        await self.servers.end(node)
 
 
 def _claimed_nodes(state: State) -> set[str]:

@@ -24,15 +24,14 @@ _FAILED_S = 60.0
 
 @dataclass
 class NodeServers:
-    """Node servers by node. `node(id)`, `order(node)`, `graph(revision)`, `ask_again_s`: as for ClusterPlaces.
-    `is_heard(node)`: whether a process that is claimed there has a presence on the bus."""
+    """Node servers by node. `node(id)`: the places of one. `order(node)`: what it is started with. `graph(revision)`:
+    the graph of an endpoint's revision as JSON. `ask_again_s`: between two asks of one that did not answer."""
 
     cluster: Cluster
     node: Callable[[str], FarPlaces]
     order: Callable[[ClusterNode], bytes]
     graph: Callable[[str], bytes]
-    is_heard: Callable[[str], Awaitable[bool]]
-    ask_again_s: float
+    ask_again_s: float = 1.0
     clock: Callable[[], float] = time.monotonic
     _failed: dict[str, float] = field(default_factory=dict, init=False)
     """When no node server could be had on a node, by node."""
@@ -76,22 +75,23 @@ class NodeServers:
         if not await self._answers(node):
             raise SilentNodeError(f"node {node} does not answer", "what runs there is unknown until it does")
 
-    async def have(self, name: str) -> None:
+    async def have(self, name: str, is_heard: Callable[[str], Awaitable[bool]]) -> None:
         """Have a node server of this graph's server answer on the node. Raises SilentNodeError, also where workers are
-        heard of one that does not answer; NodeStartError if it does not start; SupervisorError."""
+        heard of one that does not answer; NodeStartError if it does not start; SupervisorError. `is_heard(node)`:
+        whether a process that is claimed there has a presence on the bus."""
         try:
-            await self._have(name)
+            await self._have(name, is_heard)
         except (NodeStartError, SilentNodeError):
             self._failed[name] = self.clock()
             raise
 
-    async def _have(self, name: str) -> None:
+    async def _have(self, name: str, is_heard: Callable[[str], Awaitable[bool]]) -> None:
         if await self.place(name) is not None:
             return
         if name in self._started:
             if await self._answers(name):
                 return
-            if await self.is_heard(name):
+            if await is_heard(name):
                 raise SilentNodeError(f"node {name} does not answer, and its workers are heard", "try again")
         node = (await self.cluster.nodes()).get(name)
         if node is None or not node.is_alive:

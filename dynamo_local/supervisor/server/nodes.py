@@ -30,6 +30,7 @@ from dynamo_local.supervisor.places.cluster import ClusterNode, connect
 from dynamo_local.supervisor.places.clustered import ClusterPlaces, Seen, Slots
 from dynamo_local.supervisor.places.far import FarPlaces
 from dynamo_local.supervisor.places.local import Books, LocalPlaces
+from dynamo_local.supervisor.places.node_servers import NodeServers
 from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.machinery import Machinery
 from dynamo_local.supervisor.server.ownership import ClusterRecord, Ownership, owner_at
@@ -295,14 +296,14 @@ class ServerNodes:
         assert self._slots is not None, "connect first"
         machinery, launch = self._machinery, self._launch
         books, subjects = Books(machinery.store), Subjects(launch.graph.namespace)
-        self.places = places = ClusterPlaces(
+        servers = NodeServers(
             self._slots.cluster,
-            self._slots,
-            books,
-            here,
             node=lambda name: FarPlaces(bus, subjects.node(name), f"node {name}", _ANSWERS_WITHIN_S),
             order=lambda node: self._order(node, address),
             graph=lambda revision: launch.paths.graph_of(revision).read_bytes(),
+        )
+        self.places = places = ClusterPlaces(
+            *(servers, self._slots, books, here),
             heard=lambda: {presence.watcher for presence in watch.view.members()},
             kind=self._kind,
         )

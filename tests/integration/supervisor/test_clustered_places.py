@@ -19,6 +19,7 @@ from dynamo_local.supervisor.node.places import NodePlaces
 from dynamo_local.supervisor.places.clustered import ClusterPlaces, Slots
 from dynamo_local.supervisor.places.far import FarPlaces, PlacesService
 from dynamo_local.supervisor.places.local import Books, LocalPlaces
+from dynamo_local.supervisor.places.node_servers import NodeServers
 from dynamo_local.supervisor.places.port import Places, Slot
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.tasks import TaskGuard
@@ -77,18 +78,16 @@ class ClusterSite:
         self._plans: dict[str, WatcherPlan] = {}
         self._served: dict[str, Subscription] = {}
         self.cluster = MemoryCluster(dict.fromkeys(nodes, DEVICES // 2), self._serve, self._silence)
-        self.clustered = ClusterPlaces(
+        servers = NodeServers(
             self.cluster,
-            Slots(self.cluster, NAMESPACE),
-            self.books,
-            LocalPlaces(self.books, Inventory("cpu-slot", ()), NobodyElse(), NoWatchers(), lambda _: root / "log"),
             node=lambda name: FarPlaces(bus, SUBJECTS.node(name), f"node {name}"),
             order=lambda node: node.node.encode(),
             graph=lambda _: b"",
-            heard=lambda: self.heard,
-            kind="cpu-slot",
             ask_again_s=0.0,
         )
+        local = LocalPlaces(self.books, Inventory("cpu-slot", ()), NobodyElse(), NoWatchers(), lambda _: root / "log")
+        slots = Slots(self.cluster, NAMESPACE)
+        self.clustered = ClusterPlaces(servers, slots, self.books, local, heard=lambda: self.heard, kind="cpu-slot")
         self.places: Places = self.clustered
 
     def plan(self, watcher: Watcher, slot: Slot, program: Program) -> WatcherPlan:

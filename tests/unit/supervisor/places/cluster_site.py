@@ -20,6 +20,7 @@ from dynamo_local.supervisor.node.places import NodePlaces
 from dynamo_local.supervisor.places.clustered import ClusterPlaces, Slots
 from dynamo_local.supervisor.places.far import FarPlaces, PlacesRequest, PlacesService
 from dynamo_local.supervisor.places.local import LocalPlaces
+from dynamo_local.supervisor.places.node_servers import NodeServers
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.tasks import TaskGuard
 from state.devices.allocation import Inventory, cpu_slots
@@ -99,18 +100,16 @@ class ClusterInMemory:
         self._tasks = tasks
         self.cluster = MemoryCluster(dict.fromkeys(self.machines, 2), self._start, self._end)
         bus = cast("Bus", self.memory_bus)
-        self.places = ClusterPlaces(
+        servers = NodeServers(
             self.cluster,
-            Slots(self.cluster, NAMESPACE),
-            self.books,
-            LocalPlaces(self.books, Inventory("cpu-slot", ()), self.head, self.head, _log),
             node=lambda name: FarPlaces(bus, SUBJECTS.node(name), f"node {name}"),
             order=lambda node: node.node.encode(),
             graph=lambda _: b"",
-            heard=lambda: self.heard,
-            kind="cpu-slot",
             ask_again_s=0.0,
         )
+        local = LocalPlaces(self.books, Inventory("cpu-slot", ()), self.head, self.head, _log)
+        slots = Slots(self.cluster, NAMESPACE)
+        self.places = ClusterPlaces(servers, slots, self.books, local, heard=lambda: self.heard, kind="cpu-slot")
 
     async def worker(self, index: int) -> tuple[Watcher, str]:
         """A worker that runs. Returns its watcher and its node."""

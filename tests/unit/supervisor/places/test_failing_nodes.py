@@ -54,8 +54,8 @@ async def test_an_endpoint_counts_a_start_on_a_node_without_a_node_server(site: 
 
 async def test_a_node_that_runs_again_is_as_good_as_others(site: ClusterInMemory) -> None:
     failing = await refuses(site)
-    now = site.places._servers.clock()
-    site.places._servers.clock = lambda: now + 61
+    now = site.places.servers.clock()
+    site.places.servers.clock = lambda: now + 61
     assert not site.places.capacity(await site.places.seen())[failing].is_failing
     with pytest.raises(NodeStartError):
         await site.places.reserve(worker(0), ONE)
