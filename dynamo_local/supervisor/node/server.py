@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynamo_local.bus.nats import Bus, publish_event
@@ -37,68 +38,59 @@ from state.record import ServerRecord
 from state.statefile.leftovers import clear_leftovers
 
 
+@dataclass
 class NodeServer:
     """Runs workers of one graph on this node. The caller holds the namespace's server lock, and has cleared leftovers.
 
-    `on_ready` is called once orders are answered. `ahead`: see Machinery.
+    `on_ready` is called once orders are answered.
     """
 
-    def __init__(
-        self,
-        order: NodeOrder,
-        launch: Launch,
-        report: Report,
-        lock: ServerLock,
-        holds: DeviceHolds,
-        on_ready: Callable[[], None],
-        ahead: CircusAhead | None = None,
-    ) -> None:
-        self._order = order
-        self._launch = launch
-        self._paths = launch.paths
-        self._report = report
-        self._on_ready = on_ready
-        self._settings = ServerSettings(
-            ready_deadline_s=order.ready_deadline_s, drain_deadline_s=order.drain_deadline_s
-        )
-        self._machinery = Machinery(launch, self._settings, report, lock, holds, ahead=ahead, all_expendable=True)
-        self._tasks = self._machinery.tasks
-        self._subjects = Subjects(order.namespace)
-        self._head = HeadSilence(order.server)
+    order: NodeOrder
+    launch: Launch
+    settings: ServerSettings
+    report: Report
+    machinery: Machinery
+    on_ready: Callable[[], None]
+    _subjects: Subjects = field(init=False)
+    _head: HeadSilence = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._subjects = Subjects(self.order.namespace)
+        self._head = HeadSilence(self.order.server)
 
     async def run(self, stop: StopRequest, watch_pid: int | None = None) -> None:
         """Run workers until a stop is wanted, or it ends by itself (head.py). Leaves nothing behind.
 
         `watch_pid`: a process with which this one ends. Raises SupervisorError, BusError when it cannot start.
         """
-        machinery = self._machinery
-        plans = () if self._launch.forkserver is None else (self._launch.forkserver,)
+        machinery = self.machinery
+        plans = () if self.launch.forkserver is None else (self.launch.forkserver,)
         async with AsyncExitStack() as stack:
-            await machinery.make_files(stack, self._order.bus, plans)
-            await asyncio.to_thread(write_bus_address, self._paths.bus_file, self._order.bus)
+            await machinery.make_files(stack, self.order.bus, plans)
+            await asyncio.to_thread(write_bus_address, self.launch.paths.bus_file, self.order.bus)
             await machinery.start(stack)
-            stack.push_async_callback(machinery.drain, stop_order(self._launch.graph), stop.hurry)
-            stack.push_async_callback(self._tasks.close)
+            stack.push_async_callback(machinery.drain, stop_order(self.launch.graph), stop.hurry)
+            stack.push_async_callback(machinery.tasks.close)
             machinery.keep(plans)
-            self._tasks.spawn("operation", self._operate())
-            self._tasks.spawn("head", self._stop_after(self._head.over(), stop))
+            machinery.tasks.spawn("operation", self._operate())
+            machinery.tasks.spawn("head", self._stop_after(self._head.over(), stop))
             if watch_pid is not None:
-                self._tasks.spawn("watched process", self._stop_after(gone(watch_pid), stop, hurry=True))
+                machinery.tasks.spawn("watched process", self._stop_after(gone(watch_pid), stop, hurry=True))
             await machinery.until(stop.wanted)
             machinery.events.stopping()
 
     async def _stop_after(self, over: Awaitable[str], stop: StopRequest, *, hurry: bool = False) -> None:
         """Stop for the reason that is awaited. `hurry`: at once, since the devices may be another one's by now."""
-        self._report.step(f"stopping: {await over}")
+        self.report.step(f"stopping: {await over}")
         if hurry:
             stop.hurry.set()
         stop.wanted.set()
 
     async def _operate(self) -> None:
-        machinery, settings = self._machinery, self._settings
+        machinery, settings = self.machinery, self.settings
         await machinery.begin()
-        name = f"node {self._order.node}"
-        address, file = self._order.bus, self._paths.bus_file
+        name = f"node {self.order.node}"
+        address, file = self.order.bus, self.launch.paths.bus_file
         bus = await Bus.connect(address, name=name, deadline_s=settings.bus_deadline_s, file=file)
         try:
             machinery.events.listeners.append(self._tell(bus))
@@ -106,22 +98,22 @@ class NodeServer:
             watch = FleetWatch(bus, self._subjects, everywhere=True)
             machinery.follow(watch)
             await watch.start()
-            expiry = self._tasks.spawn("fleet", watch.run())
+            expiry = machinery.tasks.spawn("fleet", watch.run())
             machinery.hold_devices()
-            await machinery.allow_changes(() if self._launch.forkserver is None else (self._launch.forkserver,))
+            await machinery.allow_changes(() if self.launch.forkserver is None else (self.launch.forkserver,))
             await asyncio.to_thread(machinery.files.remember)
             await self._serve(bus)
             await machinery.directory.note(ServerRecord("running"))
-            self._on_ready()
+            self.on_ready()
             await expiry
         finally:
             await bus.close()
 
     async def _serve(self, bus: Bus) -> None:
         """Answer orders to this node."""
-        machinery, inventory = self._machinery, self._launch.inventory
-        local = machinery.place(inventory, machinery.circus, self._report)
-        plans = NodePlans(self._order.node, self._paths, inventory, machinery.blueprint)
+        machinery, inventory = self.machinery, self.launch.inventory
+        local = machinery.place(inventory, machinery.circus, self.report)
+        plans = NodePlans(self.order.node, self.launch.paths, inventory, machinery.blueprint)
 
         def present() -> set[str]:
             entries = machinery.store.read().components.values()
@@ -135,8 +127,8 @@ class NodeServer:
             plan=plans.plan,
             given_up=machinery.restarter.given_up,
         )
-        service = PlacesService(places, self._tasks, learn)
-        await service.serve(bus, self._subjects.node(self._order.node))
+        service = PlacesService(places, machinery.tasks, learn)
+        await service.serve(bus, self._subjects.node(self.order.node))
         await bus.flush()
 
     def _tell(self, bus: Bus) -> Callable[[Event], None]:
@@ -146,11 +138,11 @@ class NodeServer:
             try:
                 await publish_event(bus, self._subjects, event)
             except BusError as error:
-                self._report.step(f"an event could not be told: {error}")
+                self.report.step(f"an event could not be told: {error}")
 
         def tell(event: Event) -> None:
             if event.kind == "death":
-                self._tasks.spawn("event", publish(event))
+                self.machinery.tasks.spawn("event", publish(event))
 
         return tell
 
@@ -217,7 +209,9 @@ async def _run(order: NodeOrder, paths: StatePaths, watch_pid: int | None, circu
         templates = revision_templates(order.graph, "", paths.root)
         forkserver = forkserver_of(order.graph, inventory, paths.root)
         launch = Launch(order.graph, inventory, paths, order.bus, _NO_HTTP, templates, (), forkserver)
-        server = NodeServer(order, launch, report, lock, holds, lambda: print("ready", flush=True), circusd)
+        settings = ServerSettings(ready_deadline_s=order.ready_deadline_s, drain_deadline_s=order.drain_deadline_s)
+        machinery = Machinery(launch, settings, report, lock, holds, ahead=circusd, all_expendable=True)
+        server = NodeServer(order, launch, settings, report, machinery, lambda: print("ready", flush=True))
         await server.run(stop, watch_pid)
     report.step("stopped")
 

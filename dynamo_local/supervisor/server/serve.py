@@ -16,6 +16,7 @@ from dynamo_local.core.codec import prepare_structs
 from dynamo_local.core.errors import BusError
 from dynamo_local.supervisor.server.controlled import Controller
 from dynamo_local.supervisor.server.launch.launch import Launch
+from dynamo_local.supervisor.server.machinery import Machinery
 from dynamo_local.supervisor.server.ownership import Ownership, owner_at
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.server import Server
@@ -70,7 +71,8 @@ async def _serve(launch: Launch, settings: ServerSettings, report: Report, contr
             if not stop.wanted.is_set():
                 launch = await secured(launch, holds)
                 report.step(f"starting the services (namespace {launch.graph.namespace})")
-                server = Server(launch, settings, report, lock, holds, ownership, kept, controller)
+                machinery = Machinery(launch, settings, report, lock, holds)
+                server = Server(launch, settings, report, lock, machinery, ownership, kept, controller)
                 await server.run(stop)
     report.step("stopped")
     return interrupted

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -46,7 +47,6 @@ from dynamo_local.supervisor.server.ownership import Ownership
 from dynamo_local.supervisor.server.reports.progress import Progress, ready_lines
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.settings import ServerSettings, StopRequest
-from dynamo_local.supervisor.upkeep.devices import DeviceHolds
 from dynamo_local.supervisor.upkeep.usage import UsageUpkeep
 from dynamo_local.tasks import TaskGuard
 from state.endpoints.board import read_board
@@ -58,6 +58,7 @@ _CIRCUS_DEADLINE_S = 30.0
 """For changes: long enough for a circusd that other programs starve."""
 
 
+@dataclass
 class Server:
     """Runs one launch. The caller holds the namespace's server lock and the devices, and has cleared leftovers.
 
@@ -66,43 +67,35 @@ class Server:
     removed.
     """
 
-    def __init__(
-        self,
-        launch: Launch,
-        settings: ServerSettings,
-        report: Report,
-        lock: ServerLock,
-        holds: DeviceHolds,
-        ownership: Ownership,
-        kept: TaskGuard,
-        controller: Controller | None = None,
-    ) -> None:
-        self._launch = launch
-        self._paths = launch.paths
-        self._settings = settings
-        self._report = report
-        self._lock = lock
-        self._controller = controller
-        self._machinery = Machinery(launch, settings, report, lock, holds)
-        self._tasks = self._machinery.tasks
-        self._events = self._machinery.events
-        self._bus: BusAddress | NatsServer = launch.bus or NatsServer.at(launch.paths.nats_dir, launch.bus_host)
-        self._ownership = ownership
-        self._kept = kept
-        self._streams = ServerStreams(launch.graph, report, ownership, own_nats=launch.bus is None)
-        machinery = self._machinery
-        self._nodes = ServerNodes(launch, settings, machinery, report, self._tasks) if launch.clustered else None
-        self._link: Bus | None = None
-        """The server's connection to NATS: commands look at what is drained by it."""
-        self.was_ready = False
-        """Whether all services have been ready at the same time."""
+    launch: Launch
+    settings: ServerSettings
+    report: Report
+    lock: ServerLock
+    machinery: Machinery
+    ownership: Ownership
+    kept: TaskGuard
+    controller: Controller | None = None
+    was_ready: bool = field(default=False, init=False)
+    """Whether all services have been ready at the same time."""
+    _bus: BusAddress | NatsServer = field(init=False)
+    _streams: ServerStreams = field(init=False)
+    _nodes: ServerNodes | None = field(default=None, init=False)
+    _link: Bus | None = field(default=None, init=False)
+    """The server's connection to NATS: commands look at what is drained by it."""
+
+    def __post_init__(self) -> None:
+        launch, report = self.launch, self.report
+        self._bus = launch.bus or NatsServer.at(launch.paths.nats_dir, launch.bus_host)
+        self._streams = ServerStreams(launch.graph, report, self.ownership, own_nats=launch.bus is None)
+        if launch.clustered:
+            self._nodes = ServerNodes(launch, self.settings, self.machinery, report, self.machinery.tasks)
 
     async def run(self, stop: StopRequest) -> None:
         """Bring the graph up and keep it until a stop is wanted. Leaves nothing behind, however it ends.
 
         Raises SupervisorError when a service cannot be started or kept running.
         """
-        machinery = self._machinery
+        machinery = self.machinery
         # Never cancelled from outside: whatever was begun is undone to the end. Each step pushes on the stack what
         # undoes it.
         async with AsyncExitStack() as stack:
@@ -110,37 +103,37 @@ class Server:
             control = await self._open_control(stack)
             if self._nodes is not None:
                 await self._nodes.connect(stack, stop.hurry)
-            usage = UsageUpkeep(self._paths, self._report, self._settings.usage_days)
+            usage = UsageUpkeep(self.launch.paths, self.report, self.settings.usage_days)
             control.take({GET_USAGE: usage.tell})
-            control.take(Jobs(self._paths).handlers)
-            control.take({DIAGNOSE: partial(tell_findings, self._paths)})
+            control.take(Jobs(self.launch.paths).handlers)
+            control.take({DIAGNOSE: partial(tell_findings, self.launch.paths)})
             control.take({STOP: partial(self._stop, stop)})
             api = self._open_api(stack)
             await machinery.start(stack)
             circus = CircusClient(machinery.sockets.circus_endpoint, deadline_s=_CIRCUS_DEADLINE_S)
             await stack.enter_async_context(circus)
-            asked = AskedServer(self._paths, machinery.store, machinery.circus, self._events.record)
+            asked = AskedServer(self.launch.paths, machinery.store, machinery.circus, machinery.events.record)
             control.take(admin_handlers(asked))
             if isinstance(self._bus, BusAddress):
                 # Deleted once all services have ended. A NATS server of our own takes its streams with it.
                 stack.push_async_callback(self._streams.delete, self._bus)
             stack.push_async_callback(self._close_link)
             after_root = partial(self._end_of_requests, stop.hurry)
-            stack.push_async_callback(machinery.drain, stop_order(self._launch.graph), stop.hurry, after_root)
+            stack.push_async_callback(machinery.drain, stop_order(self.launch.graph), stop.hurry, after_root)
             # Pushed after the drain, hence called before it: connections that no frontend takes are refused then, and
             # nobody restarts what is being stopped.
             if api is not None:
                 stack.callback(api.close)
-                self._tasks.spawn("API's socket", api.run())
-            stack.push_async_callback(self._tasks.close)
+                machinery.tasks.spawn("API's socket", api.run())
+            stack.push_async_callback(machinery.tasks.close)
             # What runs is only looked at from here on.
             stack.callback(control.withdraw, CHANGES)
             machinery.keep(self._plans(), on_room=self._streams.renew)
-            self._tasks.spawn("operation", self._operate(control, asked, circus))
-            self._tasks.spawn("kept ownership", self._kept.failed())
-            self._tasks.spawn("usage", usage.run())
+            machinery.tasks.spawn("operation", self._operate(control, asked, circus))
+            machinery.tasks.spawn("kept ownership", self.kept.failed())
+            machinery.tasks.spawn("usage", usage.run())
             await machinery.until(stop.wanted)
-            self._events.stopping()
+            machinery.events.stopping()
 
     async def _end_of_requests(self, hurry: asyncio.Event) -> None:
         """End what is to end once nobody sends requests any more, and while NATS runs."""
@@ -155,29 +148,29 @@ class Server:
 
     async def _stop(self, stop: StopRequest, call: Call) -> dict[str, Any]:
         hurry = call.switch("hurry")
-        self._report.step(f"ordered to stop{' at once' if hurry else ''}")
+        self.report.step(f"ordered to stop{' at once' if hurry else ''}")
         stop.wanted.set()
         if hurry:
             stop.hurry.set()
-        return {"object": "server", "namespace": self._launch.graph.namespace, "phase": "stopping"}
+        return {"object": "server", "namespace": self.launch.graph.namespace, "phase": "stopping"}
 
     async def _open_control(self, stack: AsyncExitStack) -> ControlApi:
         """Answer the control API from now on, until everything else has ended. Raises StateError."""
         control = ControlApi()
-        socket = ControlSocket(control, self._machinery.sockets.control)
+        socket = ControlSocket(control, self.machinery.sockets.control)
         answering = asyncio.create_task(socket.run(), name="control API")
         stack.push_async_callback(socket.close, answering)
         # Before the socket is closed, which waits for those who follow them.
-        stack.callback(self._events.recent.end)
-        control.take(EventAnswers(self._events.recent).handlers)
-        self._tasks.spawn("end of the control API", _end_of(answering))
+        stack.callback(self.machinery.events.recent.end)
+        control.take(EventAnswers(self.machinery.events.recent).handlers)
+        self.machinery.tasks.spawn("end of the control API", _end_of(answering))
         return control
 
     def _open_api(self, stack: AsyncExitStack) -> ListenerHolder | None:
         """Open the socket of the API, for the frontends that start. None: the root service binds its address for
         itself. Raises PortInUseError, SupervisorError."""
-        http = self._launch.http
-        if not hands_over(self._launch.graph, http):
+        http = self.launch.http
+        if not hands_over(self.launch.graph, http):
             return None
         api = ListenerHolder(bind(http.host, http.port), http.handover)
         stack.callback(api.close)
@@ -186,61 +179,59 @@ class Server:
     def _plans(self) -> tuple[WatcherPlan, ...]:
         """The watchers to start with: NATS, the fork server, then the services."""
         nats = (self._nats_plan(self._bus),) if isinstance(self._bus, NatsServer) else ()
-        forkserver = (self._launch.forkserver,) if self._launch.forkserver is not None else ()
-        return (*nats, *forkserver, *self._launch.services)
+        forkserver = (self.launch.forkserver,) if self.launch.forkserver is not None else ()
+        return (*nats, *forkserver, *self.launch.services)
 
     def _nats_plan(self, server: NatsServer) -> WatcherPlan:
-        return plan_bus(self._launch.graph.namespace, server.argv, self._paths.root)
+        return plan_bus(self.launch.graph.namespace, server.argv, self.launch.paths.root)
 
     def _first_watchers(self) -> tuple[str, ...]:
         """The watchers of all services at the start, those on nodes included."""
-        namespace = self._launch.graph.namespace
+        namespace = self.launch.graph.namespace
         return tuple(
             str(template.watcher(namespace, index))
-            for template in self._launch.templates
+            for template in self.launch.templates
             for index in range(template.workers)
         )
 
     # Bring-up, then the steady state.
 
     async def _operate(self, control: ControlApi, asked: AskedServer, circus: CircusClient) -> None:
-        machinery = self._machinery
+        machinery = self.machinery
         await machinery.begin()
         address = await self._bus_address()
-        bus_file = self._paths.bus_file
+        bus_file = self.launch.paths.bus_file
         await asyncio.to_thread(write_bus_address, bus_file, address)
-        bus = await Bus.connect(address, name="supervisor", deadline_s=self._settings.bus_deadline_s, file=bus_file)
+        bus = await Bus.connect(address, name="supervisor", deadline_s=self.settings.bus_deadline_s, file=bus_file)
         self._link = bus
         await self._streams.create(bus)
-        if self._launch.bus is None:
+        if self.launch.bus is None:
             # Ends with the connections of this server, before its NATS does.
-            self._tasks.spawn("ownership", self._ownership.keep(self._streams.record(bus)))
-        subjects = Subjects(self._launch.graph.namespace)
+            machinery.tasks.spawn("ownership", self.ownership.keep(self._streams.record(bus)))
+        subjects = Subjects(self.launch.graph.namespace)
         watch = FleetWatch(bus, subjects, everywhere=True)
-        progress = Progress(
-            self._first_watchers(), self._report, machinery.restarter.note_ready, self._launch.importing
-        )
+        progress = Progress(self._first_watchers(), self.report, machinery.restarter.note_ready, self.launch.importing)
         watch.subscribe(progress.on_change)
-        await self._events.start(bus, watch)
+        await machinery.events.start(bus, watch)
         machinery.follow(watch)
         await asked.follow(bus, watch, machinery.registration)
         await watch.start()
-        expiry = self._tasks.spawn("fleet", watch.run())
+        expiry = machinery.tasks.spawn("fleet", watch.run())
         machinery.hold_devices()
-        for plan in self._launch.services:
+        for plan in self.launch.services:
             await machinery.add(plan)
         await machinery.allow_changes(self._machine_plans())
         await asyncio.to_thread(machinery.files.remember)
         self._take_token_orders(bus, watch, control)
-        here = machinery.place(self._launch.inventory, circus, self._report)
+        here = machinery.place(self.launch.inventory, circus, self.report)
         cluster = None if self._nodes is None else await self._nodes.start(bus, address, watch, here)
         asked.places = cluster or here
         actuators = Actuators(machinery, circus, BusFleet(bus, subjects.namespace, watch), asked, cluster)
-        reconciler = Reconciler(actuators, self._report)
+        reconciler = Reconciler(actuators, self.report)
         machinery.files.on_healed = reconciler.request
-        self._tasks.spawn("reconciler", reconciler.run())
+        machinery.tasks.spawn("reconciler", reconciler.run())
         if self._nodes is not None:
-            self._tasks.spawn("first workers", self._nodes.add_first_workers(actuators, reconciler))
+            machinery.tasks.spawn("first workers", self._nodes.add_first_workers(actuators, reconciler))
         self._take_orders(bus, control, actuators, asked.places)
         self._spawn_controller(bus, watch, control, actuators)
         await self._await_ready(progress)
@@ -248,32 +239,32 @@ class Server:
 
     def _machine_plans(self) -> tuple[WatcherPlan, ...]:
         """The watchers that are no service of the graph."""
-        return tuple(plan for plan in self._plans() if plan not in self._launch.services)
+        return tuple(plan for plan in self._plans() if plan not in self.launch.services)
 
     def _take_orders(self, bus: Bus, control: ControlApi, actuators: Actuators, places: Places) -> None:
-        orders = Orders(self._tasks)
+        orders = Orders(self.machinery.tasks)
         control.take(orders.handlers)
-        planner = ActingPlanner(self._paths.namespace)
-        control.take(WorkerOrders(actuators, bus, orders, self._events.record, planner).handlers)
+        planner = ActingPlanner(self.launch.paths.namespace)
+        control.take(WorkerOrders(actuators, bus, orders, self.machinery.events.record, planner).handlers)
         control.take(LogAnswers(places).handlers)
 
     def _spawn_controller(self, bus: Bus, watch: FleetWatch, control: ControlApi, actuators: Actuators) -> None:
-        if self._controller is None:
+        if self.controller is None:
             return
         nodes = self._nodes
         server = ControlledServer(
-            *(self._launch, actuators, self._lock, self._settings, bus),
-            registration=self._machinery.registration,
-            blueprint=self._machinery.blueprint,
+            *(self.launch, actuators, self.lock, self.settings, bus),
+            registration=self.machinery.registration,
+            blueprint=self.machinery.blueprint,
             streams=self._streams,
-            given_up=self._machinery.restarter.given_up if nodes is None else nodes.given_up,
-            report=self._report,
-            record=self._events.record,
+            given_up=self.machinery.restarter.given_up if nodes is None else nodes.given_up,
+            report=self.report,
+            record=self.machinery.events.record,
             members=watch.view.members,
             control=control,
             nodes=None if nodes is None else lambda: nodes.capacity,
         )
-        self._tasks.spawn("controller", self._controller(server))
+        self.machinery.tasks.spawn("controller", self.controller(server))
 
     def _take_token_orders(self, bus: Bus, watch: FleetWatch, control: ControlApi) -> None:
         rotation, why_not = None, NATS_OF_OTHERS
@@ -282,22 +273,22 @@ class Server:
         elif isinstance(self._bus, NatsServer):
             nats = self._nats_plan(self._bus).name
             rotation = TokenRotation(
-                *(self._bus, self._machinery.circus, nats, bus, self._paths.bus_file),
-                subjects=Subjects(self._launch.graph.namespace),
+                *(self._bus, self.machinery.circus, nats, bus, self.launch.paths.bus_file),
+                subjects=Subjects(self.launch.graph.namespace),
                 members=watch.view.members,
-                remember=self._machinery.files.remember,
+                remember=self.machinery.files.remember,
             )
-        orders = TokenOrders(rotation, self._tasks, self._events.record, self._report, why_not=why_not)
+        orders = TokenOrders(rotation, self.machinery.tasks, self.machinery.events.record, self.report, why_not=why_not)
         control.take({ROTATE_TOKEN: orders.rotate})
 
     async def _bus_address(self) -> BusAddress:
         """The address of the NATS server, which is started if it is ours."""
         if isinstance(self._bus, BusAddress):
-            self._report.step(f"using the NATS server at {self._bus.shown}")
+            self.report.step(f"using the NATS server at {self._bus.shown}")
             return self._bus
-        machinery, plan = self._machinery, self._nats_plan(self._bus)
+        machinery, plan = self.machinery, self._nats_plan(self._bus)
         spec = machinery.specs.of(plan)
-        self._bus, pid = await bring_up(self._bus, spec, machinery.circus, self._settings.bus_deadline_s)
+        self._bus, pid = await bring_up(self._bus, spec, machinery.circus, self.settings.bus_deadline_s)
         # It announces nothing itself.
         nats = Presence(plan.name, plan.watcher.service, plan.role, secrets.token_hex(8), pid, "ready")
         await asyncio.to_thread(machinery.store.update, lambda state: heard(state, [nats], lambda _: True))
@@ -305,26 +296,26 @@ class Server:
 
     async def _await_ready(self, progress: Progress) -> None:
         try:
-            async with asyncio.timeout(self._settings.ready_deadline_s):
+            async with asyncio.timeout(self.settings.ready_deadline_s):
                 await progress.wait()
         except TimeoutError as error:
             raise SupervisorError(
-                f"not ready within {self._settings.ready_deadline_s:g} s: {progress.not_ready()}",
+                f"not ready within {self.settings.ready_deadline_s:g} s: {progress.not_ready()}",
                 "see `dynamo logs`; a longer --ready-timeout may help",
             ) from error
         # Whoever learns that all are ready finds them in the statefile.
-        await self._machinery.registration.write()
-        root = progress.presence(self._launch.services[-1].name)
+        await self.machinery.registration.write()
+        root = progress.presence(self.launch.services[-1].name)
         url = root.url if root is not None else None
-        if url is None and await asyncio.to_thread(answers, self._launch.http):
-            url = self._launch.http.url
-        await self._machinery.directory.note(ServerRecord("running", url, progress.models()))
-        board = await asyncio.to_thread(read_board, self._paths)
+        if url is None and await asyncio.to_thread(answers, self.launch.http):
+            url = self.launch.http.url
+        await self.machinery.directory.note(ServerRecord("running", url, progress.models()))
+        board = await asyncio.to_thread(read_board, self.launch.paths)
         endpoints = () if board is None else board.endpoints
         ready, *next_steps = ready_lines(url, progress.summary(), progress.models(), progress.tasks(), endpoints)
         self.was_ready = True
-        self._events.ready(ready)
-        self._report.say("\n".join((ready, *next_steps)))
+        self.machinery.events.ready(ready)
+        self.report.say("\n".join((ready, *next_steps)))
 
 
 async def _end_of(task: asyncio.Task[None]) -> None:
