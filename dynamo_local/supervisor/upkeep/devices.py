@@ -26,7 +26,6 @@ from state.devices.holding import (
     Bound,
     HeldError,
     Holder,
-    Names,
     held_elsewhere,
     holder_of,
     introduce,
@@ -50,16 +49,15 @@ _LEFT_OVER_S = 10.0
 """The time that processes of a killed server have to be gone. Freeing much memory takes seconds."""
 
 
+@dataclass
 class DeviceHolds:
     """The devices that this process holds, by name. Use as a context manager within a running event loop.
 
     The loop answers processes that ask who holds a device: the server of `namespace`.
     """
 
-    def __init__(self, namespace: str, names: Names = NAMES) -> None:
-        self.names = names
-        self._namespace = namespace
-        self._held: dict[str, Bound] = {}
+    namespace: str
+    _held: dict[str, Bound] = field(default_factory=dict, init=False)
 
     def __enter__(self) -> Self:
         return self
@@ -72,16 +70,16 @@ class DeviceHolds:
 
     def take(self, wanted: Iterable[str]) -> None:
         """Take these devices in addition, all or none. Raises HeldError."""
-        taken = take(self.names, set(wanted) - self._held.keys())
+        taken = take(NAMES, set(wanted) - self._held.keys())
         loop = asyncio.get_running_loop()
         for bound in taken.values():
-            loop.add_reader(bound, introduce, bound, self._namespace)  # type: ignore[arg-type]  # a socket
+            loop.add_reader(bound, introduce, bound, self.namespace)  # type: ignore[arg-type]  # a socket
         self._held |= taken
 
     def keep(self, wanted: Iterable[str]) -> bool:
         """Let go of all other devices, except those that a process is still on. Returns whether all could be let go."""
         surplus = self._held.keys() - set(wanted)
-        bound = self.names.bound() if surplus else ()
+        bound = NAMES.bound() if surplus else ()
         for name in surplus:
             if not on_device(bound, name):
                 self._drop(name)
@@ -98,7 +96,7 @@ async def secured(launch: Launch, holds: DeviceHolds) -> Launch:
     free."""
     give_up_at = time.monotonic() + _LEFT_OVER_S
     while True:
-        others = await asyncio.to_thread(held_elsewhere, launch.inventory, os.getpid(), (), holds.names)
+        others = await asyncio.to_thread(held_elsewhere, launch.inventory, os.getpid())
         try:
             launch = beside(launch, others)
             holds.take(names_of_plans(launch))
@@ -148,7 +146,7 @@ class DeviceHolding:
 
     async def elsewhere(self) -> dict[int, str]:
         """Return the devices that others hold, each with its holder in words."""
-        found = await asyncio.to_thread(held_elsewhere, self.inventory, os.getpid(), (), self.holds.names)
+        found = await asyncio.to_thread(held_elsewhere, self.inventory, os.getpid())
         return {device_id: str(holder) for device_id, holder in found.items()}
 
     async def run(self) -> None:
@@ -176,15 +174,15 @@ class DeviceHolding:
                 try:
                     self.holds.take([name])
                 except HeldError:
-                    refused[device_id] = await asyncio.to_thread(_holder, self.holds.names, name)
+                    refused[device_id] = await asyncio.to_thread(_holder, name)
             give_up_at = time.monotonic() + wait_s
             while not self.holds.keep(wanted) and time.monotonic() < give_up_at:  # noqa: ASYNC110
                 await asyncio.sleep(_RETRY_S)  # the kernel gives no event when a name is free
             return refused
 
 
-def _holder(names: Names, name: str) -> str:
-    return str(holder_of(names, name, names.bound()) or Holder())
+def _holder(name: str) -> str:
+    return str(holder_of(NAMES, name, NAMES.bound()) or Holder())
 
 
 # Devices of this machine that other servers hold, as a running server sees them.

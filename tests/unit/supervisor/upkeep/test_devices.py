@@ -44,7 +44,7 @@ def inventory() -> Inventory:
 def everybody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the holders of this process seen as if they were in another one."""
 
-    def seen(inventory: Inventory, server: int, mine: Collection[int], *_: object) -> dict[int, Holder]:
+    def seen(inventory: Inventory, server: int, mine: Collection[int] = ()) -> dict[int, Holder]:
         return held_elsewhere(inventory, os.getppid(), mine)
 
     monkeypatch.setattr(devices, "held_elsewhere", seen)
