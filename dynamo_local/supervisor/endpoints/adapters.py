@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dynamo_local.core.endpoints.adapters import Ranks, served_on, shortage, with_room
+from dynamo_local.core.endpoints.adapters import Ranks, served_on, shortage
 from dynamo_local.core.endpoints.registry import Entry, Registry
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.endpoints.status import status_of_adapter
@@ -83,10 +83,6 @@ class AdapterFolders:
         if ordered is not None:
             specs[ordered.name] = ordered
         return {name: self._ranks.get(spec.model, 0) for name, spec in specs.items()}
-
-    def with_room(self, base: EndpointSpec, ranks: Ranks, of: str = "", *, roll: bool = False) -> EndpointSpec:
-        """As `core.endpoints.adapters.with_room`, on the devices of this server."""
-        return with_room(base, ranks, on_cpu=self.on_cpu, of=of, roll=roll)
 
     def of(self, run: EndpointRun) -> AdaptersOfBase:
         """The adapters of an endpoint, as its revisions can serve them."""

@@ -29,7 +29,7 @@ from dynamo_local.control.operations import (
     fields_of,
 )
 from dynamo_local.core.endpoints import registry as registries
-from dynamo_local.core.endpoints.adapters import shortage
+from dynamo_local.core.endpoints.adapters import shortage, with_room
 from dynamo_local.core.endpoints.checks import (
     REPLACE,
     ROLL,
@@ -147,7 +147,8 @@ class Orders:
         run = self.endpoints.run_of(name)
         if run is not None:
             _check_no_ways(spec, roll=ways.roll)
-            spec = self.adapters.with_room(spec, self.adapters.ranks(self.kept.current, spec.name))
+            ranks = self.adapters.ranks(self.kept.current, spec.name)
+            spec = with_room(spec, ranks, on_cpu=self.adapters.on_cpu)
         if run is not None and runs_differently(before.spec, spec) and run.answers and not ways.replace:
             await self.endpoints.check_update(run, spec)
         base = await self._bases.find(spec, ways)
@@ -295,7 +296,7 @@ class RolledBases:
             return None
         await self.adapters.read(spec, entry.spec)
         ranks = self.adapters.ranks(registry, entry.spec.name, spec)
-        roomy = self.adapters.with_room(entry.spec, ranks, spec.name, roll=ways.roll)
+        roomy = with_room(entry.spec, ranks, on_cpu=self.adapters.on_cpu, of=spec.name, roll=ways.roll)
         if roomy != entry.spec and run.answers and not ways.replace:
             await self.endpoints.check_update(run, roomy)
         lacks, still_lacks = (

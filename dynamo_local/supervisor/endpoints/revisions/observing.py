@@ -108,21 +108,6 @@ def frontends_of(view: FleetView, server: Iterable[Presence] = (), number: int =
     )
 
 
-def served_by(view: FleetView) -> int:
-    """A number that changes with each request that a worker gets."""
-    return sum(0 if one.counts is None else one.counts.requests or 0 for one in view.members())
-
-
-def failed_adapters(view: FleetView) -> dict[str, str]:
-    """The adapters that a worker cannot load, by `ServedAdapter.key`, each with the reason."""
-    return {key: why for one in view.members() for key, why in one.failed_adapters.items()}
-
-
-def is_nearly_ready(view: FleetView) -> bool:
-    """Whether the engine of a worker has started."""
-    return any(one.engine is not None for one in view.members() if parse_watcher(one.watcher).revision)
-
-
 def doing(view: FleetView) -> str:
     """What workers that start are doing, in words; empty if none says so."""
     details = {one.detail for one in view.members() if one.state == "starting" and parse_watcher(one.watcher).revision}

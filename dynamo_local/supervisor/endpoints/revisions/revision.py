@@ -25,16 +25,13 @@ from dynamo_local.core.endpoints.rollout import (
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import ConfigError, DynamoError, MemoryShortError, UsageError, one_line
 from dynamo_local.core.fleet.view import FleetView
-from dynamo_local.core.names import Revision
+from dynamo_local.core.names import Revision, parse_watcher
 from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, DeviceLimits, RemoveWorker
 from dynamo_local.supervisor.endpoints.revisions.launch import Launched, ModelChangedError, check_files
 from dynamo_local.supervisor.endpoints.revisions.observing import (
     RevisionWatch,
     doing,
-    failed_adapters,
     frontends_of,
-    is_nearly_ready,
-    served_by,
     workers_of,
 )
 from dynamo_local.supervisor.endpoints.revisions.parking import NotDone, answers_of, until
@@ -121,17 +118,17 @@ class RevisionRun:
     @property
     def served(self) -> int:
         """A number that changes with each request that its workers get."""
-        return served_by(self._view)
+        return sum(0 if one.counts is None else one.counts.requests or 0 for one in self._view.members())
 
     @property
     def is_nearly_ready(self) -> bool:
         """Whether the engine of one of its workers has started."""
-        return is_nearly_ready(self._view)
+        return any(one.engine is not None for one in self._view.members() if parse_watcher(one.watcher).revision)
 
     @property
     def failed_adapters(self) -> Mapping[str, str]:
         """The adapters that one of its workers cannot load, by `ServedAdapter.key`, each with the reason."""
-        return failed_adapters(self._view)
+        return {key: why for one in self._view.members() for key, why in one.failed_adapters.items()}
 
     @property
     def model_folder(self) -> str:
