@@ -38,7 +38,7 @@ from state.record import ServerRecord
 from state.statefile.leftovers import clear_leftovers
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class NodeServer:
     """Runs workers of one graph on this node. The caller holds the namespace's server lock, and has cleared leftovers.
 

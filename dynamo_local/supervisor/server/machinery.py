@@ -9,6 +9,7 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynamo_local.bus.address import BusAddress
@@ -46,6 +47,7 @@ from state.record import ServerRecord
 from state.statefile.store import StateStore
 
 
+@dataclass(eq=False, repr=False)
 class Machinery:
     """Run directory, statefile, circusd, and the tasks that keep them. Methods are called in the order below.
 
@@ -55,49 +57,45 @@ class Machinery:
     Restarter.
     """
 
-    circus: CircusClient
-    restarter: Restarter
-    files: ServerFiles
-    registration: Registration
-    _circusd: CircusRestarts
-    _listened: EventStream
-    _holding: DeviceHolding
-    sockets: Sockets
+    launch: Launch
+    settings: ServerSettings
+    report: Report
+    lock: ServerLock
+    holds: DeviceHolds
+    ahead: CircusAhead | None = None
+    all_expendable: bool = False
+    blueprint: BlueprintFile = field(init=False)
+    store: StateStore = field(init=False)
+    directory: RunDirectory = field(init=False)
+    registry: StateRegistry = field(init=False)
+    events: ServerEvents = field(init=False)
+    specs: WatcherSpecs = field(init=False)
+    tasks: TaskGuard = field(default_factory=TaskGuard, init=False)
+    _death_pipe: DeathPipe = field(default_factory=DeathPipe, init=False)
+    circus: CircusClient = field(init=False)
+    restarter: Restarter = field(init=False)
+    files: ServerFiles = field(init=False)
+    registration: Registration = field(init=False)
+    _circusd: CircusRestarts = field(init=False)
+    _listened: EventStream = field(init=False)
+    _holding: DeviceHolding = field(init=False)
+    sockets: Sockets = field(init=False)
 
-    def __init__(
-        self,
-        launch: Launch,
-        settings: ServerSettings,
-        report: Report,
-        lock: ServerLock,
-        holds: DeviceHolds,
-        *,
-        ahead: CircusAhead | None = None,
-        all_expendable: bool = False,
-    ) -> None:
-        self._launch = launch
-        self._paths = launch.paths
-        self._settings = settings
-        self._report = report
-        self._lock = lock
-        self._holds = holds
-        self._ahead = ahead
-        self._all_expendable = all_expendable
-        self._death_pipe = DeathPipe()
-        self.blueprint = BlueprintFile(launch.paths)
-        self.store = StateStore(launch.paths)
-        self.directory = RunDirectory(launch, self.store, lock, report)
+    def __post_init__(self) -> None:
+        paths = self.launch.paths
+        self.blueprint = BlueprintFile(paths)
+        self.store = StateStore(paths)
+        self.directory = RunDirectory(self.launch, self.store, self.lock, self.report)
         self.registry = StateRegistry(self.store)
-        self.events = ServerEvents(launch.paths, report)
-        self.tasks = TaskGuard()
-        self.specs = WatcherSpecs(launch.paths, self._death_pipe.address, Path.cwd())
+        self.events = ServerEvents(paths, self.report)
+        self.specs = WatcherSpecs(paths, self._death_pipe.address, Path.cwd())
 
     async def make_files(
         self, stack: AsyncExitStack, bus: NatsServer | BusAddress, plans: Sequence[WatcherPlan]
     ) -> None:
         """Make the run directory and the statefile, with a claim for each of the watchers to start with."""
         self.sockets = await self.directory.create(stack, bus)
-        stack.enter_context(self.events.of_server(self._launch.graph.target))
+        stack.enter_context(self.events.of_server(self.launch.graph.target))
         await self.directory.create_state(stack, self.sockets, plans)
 
     async def start(self, stack: AsyncExitStack) -> None:
@@ -105,11 +103,11 @@ class Machinery:
         adopt_orphans()
         stack.callback(self._death_pipe.close)
         self._circusd = circusd = CircusRestarts.start(
-            self._paths, self.sockets, self._report, self._settings.circus_deadlines, self._ahead
+            self.launch.paths, self.sockets, self.report, self.settings.circus_deadlines, self.ahead
         )
         circusd.record = self.events.record
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, Reaper(lambda: circusd.pid).look)
-        stack.push_async_callback(circusd.end, self._settings.quit_deadline_s)
+        stack.push_async_callback(circusd.end, self.settings.quit_deadline_s)
         self.circus = await stack.enter_async_context(circusd.client())
         self._listened = await stack.enter_async_context(EventStream(self.sockets.circus_pubsub_endpoint))
 
@@ -124,51 +122,51 @@ class Machinery:
         self.files = ServerFiles(
             self.store,
             self.sockets,
-            self._lock,
-            self._report,
+            self.lock,
+            self.report,
             revisions=self.blueprint.revisions,
             on_unreachable=self._circusd.renew,
         )
         self.tasks.spawn("files", self.files.run())
         self.tasks.spawn("circusd", self._circusd.run())
-        self.tasks.spawn("disk", DiskUpkeep(self._paths, self._report, self.events.flush, on_room).run())
+        self.tasks.spawn("disk", DiskUpkeep(self.launch.paths, self.report, self.events.flush, on_room).run())
 
     async def begin(self) -> None:
         """Begin to restart what ends, as soon as circusd answers, and start the fork server."""
         await self.circus.statuses()
         self.tasks.spawn("exits", self.restarter.listen(self._listened))
         self.tasks.spawn("restarter", self.restarter.run())
-        if self._launch.forkserver is not None:
+        if self.launch.forkserver is not None:
             # First of all, for it takes longest; only the services that are forked from it wait for it.
-            await self.add(self._launch.forkserver)
+            await self.add(self.launch.forkserver)
 
     def follow(self, watch: FleetWatch) -> None:
         """Have the statefile and cores follow the fleet, which the caller starts."""
-        self.registration = Registration(self.store, watch.view.members, self._report)
+        self.registration = Registration(self.store, watch.view.members, self.report)
         watch.subscribe(self.registration.on_change)
         self.tasks.spawn("registration", self.registration.run())
-        if self._launch.inventory.kind == "gpu":
+        if self.launch.inventory.kind == "gpu":
             return
 
         def members_here() -> list[Presence]:
             # The pids of other machines are those of strangers.
             return [presence for presence in watch.view.members() if presence.machine == machine_id()]
 
-        bus = str(Watcher(self._launch.graph.namespace, BUS_SERVICE))
-        affinity = CpuAffinity(self._launch.inventory, self.registration, members_here, bus)
+        bus = str(Watcher(self.launch.graph.namespace, BUS_SERVICE))
+        affinity = CpuAffinity(self.launch.inventory, self.registration, members_here, bus)
         watch.subscribe(affinity.on_change)
         self.tasks.spawn("cores", affinity.run())
 
     def hold_devices(self) -> None:
         """Begin to hold the devices that the statefile says are in use."""
-        launch, on_claims = self._launch, self.events.devices.on_state
-        self._holding = DeviceHolding(self.store, launch.inventory, self._templates, self._holds, on_claims)
+        launch, on_claims = self.launch, self.events.devices.on_state
+        self._holding = DeviceHolding(self.store, launch.inventory, self._templates, self.holds, on_claims)
         self.tasks.spawn("devices", self._holding.run())
 
     def place(self, inventory: Inventory, circus: CircusClient, report: Report) -> LocalPlaces:
         """This machine as a place, once devices are held. `circus`: asks circusd. `report`: of what is done there."""
         watchers = CircusWatchers(circus, self.specs, self.registry.pid_of, report)
-        return LocalPlaces(Books(self.store), inventory, self._holding, watchers, self._paths.log_file)
+        return LocalPlaces(Books(self.store), inventory, self._holding, watchers, self.launch.paths.log_file)
 
     async def add(self, plan: WatcherPlan) -> None:
         """Register and start a watcher."""
@@ -180,11 +178,11 @@ class Machinery:
         blueprint = Blueprint(
             self.specs.death_pipe,
             str(self.specs.working_dir),
-            self._launch.inventory,
-            self._launch.templates,
-            self._settings.ready_deadline_s,
-            self._settings.drain_deadline_s,
-            0 if self._launch.clustered else None,
+            self.launch.inventory,
+            self.launch.templates,
+            self.settings.ready_deadline_s,
+            self.settings.drain_deadline_s,
+            0 if self.launch.clustered else None,
         )
         await asyncio.to_thread(self.blueprint.write, blueprint)
         own = {plan.name: plan for plan in machinery}
@@ -203,24 +201,24 @@ class Machinery:
         """Stop all watchers in that order, then circusd. Call when `tasks` are closed. `after_first`: see Drain."""
         await self.directory.note(ServerRecord("stopping"))
         await self.directory.forbid_changes(self.blueprint)
-        deadline_s, registered = self._settings.drain_deadline_s, self.registry.pid_of
+        deadline_s, registered = self.settings.drain_deadline_s, self.registry.pid_of
 
         def drain(watched: Watched) -> Drain:
-            return Drain(watched, self._report, hurry, deadline_s, registered, after_first)
+            return Drain(watched, self.report, hurry, deadline_s, registered, after_first)
 
         await self._circusd.stop(drain, self.circus, order)
 
     def _templates(self) -> tuple[ServiceTemplate, ...]:
-        return (*self._launch.templates, *self.blueprint.of_endpoints())
+        return (*self.launch.templates, *self.blueprint.of_endpoints())
 
     def _restarter(self, plans: Iterable[WatcherPlan]) -> Restarter:
-        services = {plan.name for plan in self._launch.services}
-        expendable = () if self._launch.forkserver is None else (self._launch.forkserver.name,)
+        services = {plan.name for plan in self.launch.services}
+        expendable = () if self.launch.forkserver is None else (self.launch.forkserver.name,)
         return Restarter(
-            *(self.circus, self.registry, self._paths.log_file, self._report),
+            *(self.circus, self.registry, self.launch.paths.log_file, self.report),
             quiet={plan.name for plan in plans} - services,
             expendable=expendable,
-            all_expendable=self._all_expendable,
-            limits=RestartLimits(max_delay_s=self._settings.restart_delay_max_s),
+            all_expendable=self.all_expendable,
+            limits=RestartLimits(max_delay_s=self.settings.restart_delay_max_s),
             record=self.events.record,
         )

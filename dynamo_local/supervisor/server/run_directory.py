@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.core.errors import StateError
@@ -33,52 +34,51 @@ _SURVIVOR_TERM_S = 0.0
 _SURVIVOR_KILL_S = 10.0
 
 
+@dataclass
 class RunDirectory:
     """The files of one server. Each method that creates some registers their removal on the stack that it is given."""
 
-    def __init__(self, launch: Launch, store: StateStore, lock: ServerLock, report: Report) -> None:
-        self._launch = launch
-        self._paths = launch.paths
-        self._lock = lock
-        self._report = report
-        self._store = store
+    launch: Launch
+    store: StateStore
+    lock: ServerLock
+    report: Report
 
     async def create(self, stack: AsyncExitStack, bus: NatsServer | BusAddress) -> Sockets:
         """Make the directories, and write the files that processes and commands read. Raises StateError.
 
         `bus`: a NATS server of our own, whose configuration is written as well, or the address of another.
         """
-        stack.push_async_callback(self._unless_replaced, lambda: remove_remains(self._paths))
-        await asyncio.to_thread(make_run_directory, self._paths)
-        await asyncio.to_thread(logs.start_afresh, self._paths.logs_dir)
-        await asyncio.to_thread(write_record, self._paths, ServerRecord("starting"))
-        await asyncio.to_thread(write_private, self._paths.graph_file, self._launch.graph.to_json())
+        stack.push_async_callback(self._unless_replaced, lambda: remove_remains(self.launch.paths))
+        await asyncio.to_thread(make_run_directory, self.launch.paths)
+        await asyncio.to_thread(logs.start_afresh, self.launch.paths.logs_dir)
+        await asyncio.to_thread(write_record, self.launch.paths, ServerRecord("starting"))
+        await asyncio.to_thread(write_private, self.launch.paths.graph_file, self.launch.graph.to_json())
         if isinstance(bus, NatsServer):
             await asyncio.to_thread(bus.write_files)
-        return await asyncio.to_thread(make_sockets, self._paths)
+        return await asyncio.to_thread(make_sockets, self.launch.paths)
 
     async def create_state(self, stack: AsyncExitStack, sockets: Sockets, plans: Sequence[WatcherPlan]) -> None:
         """Write the statefile, with a claim for each planned watcher. Raises StateError."""
         state = new_state(
-            self._launch.graph.namespace,
+            self.launch.graph.namespace,
             sockets.circus_endpoint,
-            self._launch.inventory.kind,
+            self.launch.inventory.kind,
             this_process(),
             self._environment(),
         )
         for plan in plans:
             cmd = shlex.join(plan.argv)
             state = claim(state, plan.watcher, role=plan.role, cmd=cmd, devices=plan.devices, share=plan.share)
-        await asyncio.to_thread(self._store.create, state)
-        stack.push_async_callback(self._unless_replaced, self._store.remove)
+        await asyncio.to_thread(self.store.create, state)
+        stack.push_async_callback(self._unless_replaced, self.store.remove)
         stack.push_async_callback(self._unless_replaced, self._end_survivors)
 
     async def note(self, record: ServerRecord) -> None:
         """Replace the server's record of itself. A failure is only reported: nothing but `dynamo ls` depends on it."""
         try:
-            await self._unless_replaced(lambda: write_record(self._paths, record))
+            await self._unless_replaced(lambda: write_record(self.launch.paths, record))
         except StateError as error:
-            self._report.step(f"`dynamo ls` does not show that this server is {record.phase}: {error}")
+            self.report.step(f"`dynamo ls` does not show that this server is {record.phase}: {error}")
 
     async def forbid_changes(self, blueprint: BlueprintFile) -> None:
         """Have nobody add or remove workers any more: the server is about to stop."""
@@ -86,19 +86,19 @@ class RunDirectory:
 
     def _environment(self) -> dict[str, str]:
         own = {
-            NAMESPACE_ENV: self._launch.graph.namespace,
-            STATE_DIR_VARIABLE: str(self._paths.root),
+            NAMESPACE_ENV: self.launch.graph.namespace,
+            STATE_DIR_VARIABLE: str(self.launch.paths.root),
         }
         return recorded_environment(os.environ) | own
 
     async def _unless_replaced(self, remove: Callable[[], object]) -> None:
         # Another server that has taken this one's place has files and processes of the same names.
-        if self._lock.held:
+        if self.lock.held:
             await asyncio.to_thread(remove)
 
     def _end_survivors(self) -> None:
         """Kill processes that the drain missed: one that left its process group, or a child of a killed circusd."""
         processes = ProcFs()
-        survivors = leftovers(self._paths, processes.snapshot())
+        survivors = leftovers(self.launch.paths, processes.snapshot())
         for stubborn in processes.end(survivors, _SURVIVOR_TERM_S, _SURVIVOR_KILL_S):
-            self._report.step(f"process {stubborn.pid} cannot be ended: it may hang in a driver")
+            self.report.step(f"process {stubborn.pid} cannot be ended: it may hang in a driver")

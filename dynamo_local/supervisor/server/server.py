@@ -58,7 +58,7 @@ _CIRCUS_DEADLINE_S = 30.0
 """For changes: long enough for a circusd that other programs starve."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Server:
     """Runs one launch. The caller holds the namespace's server lock and the devices, and has cleared leftovers.
 

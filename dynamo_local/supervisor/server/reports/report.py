@@ -11,15 +11,12 @@ class Report(Protocol):
 
     def step(self, text: str) -> None:
         """Show a step of the work, with the time passed."""
-        ...
 
     def say(self, text: str) -> None:
         """Show a line as it is."""
-        ...
 
     def pending(self, text: str) -> None:
         """Show what the work waits for, with the time passed. On a terminal it replaces the last such line."""
-        ...
 
 
 class ReportOnce:
