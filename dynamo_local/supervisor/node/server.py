@@ -27,7 +27,6 @@ from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.plan import HttpAddress, revision_templates, stop_order
 from dynamo_local.supervisor.server.machinery import Machinery
 from dynamo_local.supervisor.server.nats.nats_server import write_bus_address
-from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.settings import ServerSettings, StopRequest, handled_signals
 from dynamo_local.supervisor.upkeep.devices import DeviceHolds
 from state.devices.inventory import probe
@@ -46,9 +45,6 @@ class NodeServer:
     """
 
     order: NodeOrder
-    launch: Launch
-    settings: ServerSettings
-    report: Report
     machinery: Machinery
     on_ready: Callable[[], None]
     _subjects: Subjects = field(init=False)
@@ -64,12 +60,12 @@ class NodeServer:
         `watch_pid`: a process with which this one ends. Raises SupervisorError, BusError when it cannot start.
         """
         machinery = self.machinery
-        plans = () if self.launch.forkserver is None else (self.launch.forkserver,)
+        plans = () if machinery.launch.forkserver is None else (machinery.launch.forkserver,)
         async with AsyncExitStack() as stack:
             await machinery.make_files(stack, self.order.bus, plans)
-            await asyncio.to_thread(write_bus_address, self.launch.paths.bus_file, self.order.bus)
+            await asyncio.to_thread(write_bus_address, machinery.launch.paths.bus_file, self.order.bus)
             await machinery.start(stack)
-            stack.push_async_callback(machinery.drain, stop_order(self.launch.graph), stop.hurry)
+            stack.push_async_callback(machinery.drain, stop_order(machinery.launch.graph), stop.hurry)
             stack.push_async_callback(machinery.tasks.close)
             machinery.keep(plans)
             machinery.tasks.spawn("operation", self._operate())
@@ -81,16 +77,16 @@ class NodeServer:
 
     async def _stop_after(self, over: Awaitable[str], stop: StopRequest, *, hurry: bool = False) -> None:
         """Stop for the reason that is awaited. `hurry`: at once, since the devices may be another one's by now."""
-        self.report.step(f"stopping: {await over}")
+        self.machinery.report.step(f"stopping: {await over}")
         if hurry:
             stop.hurry.set()
         stop.wanted.set()
 
     async def _operate(self) -> None:
-        machinery, settings = self.machinery, self.settings
+        machinery, settings = self.machinery, self.machinery.settings
         await machinery.begin()
         name = f"node {self.order.node}"
-        address, file = self.order.bus, self.launch.paths.bus_file
+        address, file = self.order.bus, machinery.launch.paths.bus_file
         bus = await Bus.connect(address, name=name, deadline_s=settings.bus_deadline_s, file=file)
         try:
             machinery.events.listeners.append(self._tell(bus))
@@ -100,7 +96,7 @@ class NodeServer:
             await watch.start()
             expiry = machinery.tasks.spawn("fleet", watch.run())
             machinery.hold_devices()
-            await machinery.allow_changes(() if self.launch.forkserver is None else (self.launch.forkserver,))
+            await machinery.allow_changes(() if machinery.launch.forkserver is None else (machinery.launch.forkserver,))
             await asyncio.to_thread(machinery.files.remember)
             await self._serve(bus)
             await machinery.directory.note(ServerRecord("running"))
@@ -111,9 +107,9 @@ class NodeServer:
 
     async def _serve(self, bus: Bus) -> None:
         """Answer orders to this node."""
-        machinery, inventory = self.machinery, self.launch.inventory
-        local = machinery.place(inventory, machinery.circus, self.report)
-        plans = NodePlans(self.order.node, self.launch.paths, inventory, machinery.blueprint)
+        machinery, inventory = self.machinery, self.machinery.launch.inventory
+        local = machinery.place(inventory, machinery.circus, machinery.report)
+        plans = NodePlans(self.order.node, machinery.launch.paths, inventory, machinery.blueprint)
 
         def present() -> set[str]:
             entries = machinery.store.read().components.values()
@@ -138,7 +134,7 @@ class NodeServer:
             try:
                 await publish_event(bus, self._subjects, event)
             except BusError as error:
-                self.report.step(f"an event could not be told: {error}")
+                self.machinery.report.step(f"an event could not be told: {error}")
 
         def tell(event: Event) -> None:
             if event.kind == "death":
@@ -211,7 +207,7 @@ async def _run(order: NodeOrder, paths: StatePaths, watch_pid: int | None, circu
         launch = Launch(order.graph, inventory, paths, order.bus, _NO_HTTP, templates, (), forkserver)
         settings = ServerSettings(ready_deadline_s=order.ready_deadline_s, drain_deadline_s=order.drain_deadline_s)
         machinery = Machinery(launch, settings, report, lock, holds, ahead=circusd, all_expendable=True)
-        server = NodeServer(order, launch, settings, report, machinery, lambda: print("ready", flush=True))
+        server = NodeServer(order, machinery, lambda: print("ready", flush=True))
         await server.run(stop, watch_pid)
     report.step("stopped")
 

@@ -31,11 +31,9 @@ from dynamo_local.supervisor.places.clustered import ClusterPlaces, Seen, Slots
 from dynamo_local.supervisor.places.far import FarPlaces
 from dynamo_local.supervisor.places.local import Books, LocalPlaces
 from dynamo_local.supervisor.places.node_servers import NodeServers
-from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.machinery import Machinery
 from dynamo_local.supervisor.server.ownership import ClusterRecord, Ownership, owner_at
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
-from dynamo_local.supervisor.server.settings import ServerSettings
 from dynamo_local.tasks import TaskGuard, side_by_side
 from state.statefile.model import Component
 
@@ -245,19 +243,13 @@ _NO_OPERATION = "no-operation"
 
 
 class ServerNodes:
-    """The nodes of one server. `tasks`: take its background tasks."""
+    """The nodes of one server."""
 
-    def __init__(
-        self, launch: Launch, settings: ServerSettings, machinery: Machinery, report: Report, tasks: TaskGuard
-    ) -> None:
-        self._launch = launch
-        self._settings = settings
-        self._machinery = machinery
-        self._report = report
-        self._tasks = tasks
+    def __init__(self, machinery: Machinery) -> None:
+        self._machinery, launch = machinery, machinery.launch
         self._id = secrets.token_hex(8)
         namespace, mine = launch.graph.namespace, owner_at(launch.paths.root)
-        self._ownership = Ownership(namespace, mine, report, where="in this cluster")
+        self._ownership = Ownership(namespace, mine, machinery.report, where="in this cluster")
         self._kept = TaskGuard()
         """What goes on while the server drains."""
         self._beats: asyncio.Task[None] | None = None
@@ -277,14 +269,14 @@ class ServerNodes:
 
         Raises NamespaceBusyError if another server owns it, UsageError, SupervisorError.
         """
-        launch = self._launch
+        launch = self._machinery.launch
         cluster = await connect(launch.environment, launch.graph.namespace, launch.cluster_address)
         stack.push_async_callback(cluster.close)
         record = ClusterRecord(cluster)
         await self._ownership.confirm(record)
         stack.push_async_callback(self._let_go, record)
         self._kept.spawn("ownership", self._ownership.keep(record))
-        self._tasks.spawn("ownership in the cluster", self._kept.failed())
+        self._machinery.tasks.spawn("ownership in the cluster", self._kept.failed())
         self._slots = Slots(cluster, launch.graph.namespace)
         await self._slots.clear()
         self._kind = kind_of((await cluster.nodes()).values(), launch.inventory.kind)
@@ -294,7 +286,7 @@ class ServerNodes:
         """Follow the fleet and the nodes, and return all places. `address`: of the bus, for the nodes. `here`: this
         machine."""
         assert self._slots is not None, "connect first"
-        machinery, launch = self._machinery, self._launch
+        machinery, launch = self._machinery, self._machinery.launch
         books, subjects = Books(machinery.store), Subjects(launch.graph.namespace)
         servers = NodeServers(
             self._slots.cluster,
@@ -319,8 +311,8 @@ class ServerNodes:
         Raises SupervisorError if one of them does not become ready.
         """
         assert self.places is not None, "start first"
-        workers = [template for template in self._launch.templates if template.role in ENGINE_ROLES]
-        namespace = self._launch.graph.namespace
+        workers = [template for template in self._machinery.launch.templates if template.role in ENGINE_ROLES]
+        namespace = self._machinery.launch.graph.namespace
         await self.places.prepare(
             {one.watcher(namespace, index): need_of(one) for one in workers for index in range(one.workers)}
         )
@@ -332,12 +324,12 @@ class ServerNodes:
         keeper = NodeKeeper(
             *(self.places, add, reconcile, self._count_devices, self._role),
             replaces=not self._is_planned,
-            report=self._report,
+            report=self._machinery.report,
         )
         # While workers are awaited as well: one of them may be on a node that dies.
-        self._tasks.spawn("nodes", keeper.keep())
+        self._machinery.tasks.spawn("nodes", keeper.keep())
         await add([AddWorker(one.role, one.service) for one in workers for _ in range(one.workers)])
-        self._tasks.spawn("replacements", keeper.keep_replacing())
+        self._machinery.tasks.spawn("replacements", keeper.keep_replacing())
 
     async def end(self, hurry: asyncio.Event) -> None:
         """End all node servers, and give back what is reserved. Harmless if that was done or has failed. A failure is
@@ -351,7 +343,7 @@ class ServerNodes:
         await asyncio.wait({ending}, timeout=_HURRIED_S)
         if not ending.done():
             ending.cancel()
-            self._report.step("the nodes are not waited for: their servers end when they hear nothing")
+            self._machinery.report.step("the nodes are not waited for: their servers end when they hear nothing")
         with suppress(asyncio.CancelledError):
             await ending
         if self._beats is not None:
@@ -368,7 +360,7 @@ class ServerNodes:
             else:
                 await self.places.end_all()
         except DynamoError as error:
-            self._report.step(f"the nodes could not be left in order: {error}")
+            self._machinery.report.step(f"the nodes could not be left in order: {error}")
 
     async def _let_go(self, record: ClusterRecord) -> None:
         """Let another server have the namespace in the cluster."""
@@ -376,25 +368,25 @@ class ServerNodes:
         try:
             await self._ownership.release(record)
         except DynamoError as error:
-            self._report.step(f"the next server elsewhere in the cluster will wait for this one: {error}")
+            self._machinery.report.step(f"the next server elsewhere in the cluster will wait for this one: {error}")
 
     def _order(self, node: ClusterNode, address: BusAddress) -> bytes:
         is_cpu = self._kind == "cpu-slot"
         return NodeOrder(
-            self._launch.graph.namespace,
+            self._machinery.launch.graph.namespace,
             node.node,
             self._id,
             address,
-            self._launch.graph,
+            self._machinery.launch.graph,
             installed_versions(),
             max(1, int(node.devices)) if is_cpu else None,
-            self._settings.ready_deadline_s,
-            self._settings.drain_deadline_s,
+            self._machinery.settings.ready_deadline_s,
+            self._machinery.settings.drain_deadline_s,
         ).encode()
 
     async def _add(self, actuators: Actuators, changes: Sequence[AddWorker]) -> None:
         """Raises SupervisorError for the first worker that could not be added."""
-        actuator = await actuators.of("", self._report)
+        actuator = await actuators.of("", self._machinery.report)
         for outcome in await actuator.apply_all(changes, DeviceLimits()):
             if not outcome.done:
                 raise SupervisorError(outcome.note, "see `dynamo events`, and `dynamo logs` of that worker")
@@ -413,8 +405,8 @@ class ServerNodes:
     @property
     def _is_planned(self) -> bool:
         """Whether a planner decides how many workers there are to be. For those of endpoints the server does."""
-        planners = (service for service in self._launch.graph.services if service.role == _PLANNER_ROLE)
+        planners = (service for service in self._machinery.launch.graph.services if service.role == _PLANNER_ROLE)
         return any(service.config.get(_NO_OPERATION) is False for service in planners)
 
     def _role(self, service: str) -> str:
-        return next(template.role for template in self._launch.templates if template.service == service)
+        return next(template.role for template in self._machinery.launch.templates if template.service == service)

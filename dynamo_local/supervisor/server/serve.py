@@ -72,7 +72,7 @@ async def _serve(launch: Launch, settings: ServerSettings, report: Report, contr
                 launch = await secured(launch, holds)
                 report.step(f"starting the services (namespace {launch.graph.namespace})")
                 machinery = Machinery(launch, settings, report, lock, holds)
-                server = Server(launch, settings, report, lock, machinery, ownership, kept, controller)
+                server = Server(machinery, ownership, kept, controller)
                 await server.run(stop)
     report.step("stopped")
     return interrupted

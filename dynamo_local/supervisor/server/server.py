@@ -30,7 +30,6 @@ from dynamo_local.supervisor.jobs import Jobs
 from dynamo_local.supervisor.places.port import Places
 from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
 from dynamo_local.supervisor.server.launch.addresses import answers
-from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.launch.plan import hands_over, plan_bus, stop_order
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.supervisor.server.machinery import Machinery
@@ -45,12 +44,10 @@ from dynamo_local.supervisor.server.nats.streams import ServerStreams
 from dynamo_local.supervisor.server.nodes import ServerNodes
 from dynamo_local.supervisor.server.ownership import Ownership
 from dynamo_local.supervisor.server.reports.progress import Progress, ready_lines
-from dynamo_local.supervisor.server.reports.report import Report
-from dynamo_local.supervisor.server.settings import ServerSettings, StopRequest
+from dynamo_local.supervisor.server.settings import StopRequest
 from dynamo_local.supervisor.upkeep.usage import UsageUpkeep
 from dynamo_local.tasks import TaskGuard
 from state.endpoints.board import read_board
-from state.locks import ServerLock
 from state.record import ServerRecord
 from state.statefile.transitions import heard
 
@@ -67,10 +64,6 @@ class Server:
     removed.
     """
 
-    launch: Launch
-    settings: ServerSettings
-    report: Report
-    lock: ServerLock
     machinery: Machinery
     ownership: Ownership
     kept: TaskGuard
@@ -84,11 +77,11 @@ class Server:
     """The server's connection to NATS: commands look at what is drained by it."""
 
     def __post_init__(self) -> None:
-        launch, report = self.launch, self.report
+        machinery, launch = self.machinery, self.machinery.launch
         self._bus = launch.bus or NatsServer.at(launch.paths.nats_dir, launch.bus_host)
-        self._streams = ServerStreams(launch.graph, report, self.ownership, own_nats=launch.bus is None)
+        self._streams = ServerStreams(launch.graph, machinery.report, self.ownership, own_nats=launch.bus is None)
         if launch.clustered:
-            self._nodes = ServerNodes(launch, self.settings, self.machinery, report, self.machinery.tasks)
+            self._nodes = ServerNodes(machinery)
 
     async def run(self, stop: StopRequest) -> None:
         """Bring the graph up and keep it until a stop is wanted. Leaves nothing behind, however it ends.
@@ -103,23 +96,23 @@ class Server:
             control = await self._open_control(stack)
             if self._nodes is not None:
                 await self._nodes.connect(stack, stop.hurry)
-            usage = UsageUpkeep(self.launch.paths, self.report, self.settings.usage_days)
+            usage = UsageUpkeep(machinery.launch.paths, machinery.report, machinery.settings.usage_days)
             control.take({GET_USAGE: usage.tell})
-            control.take(Jobs(self.launch.paths).handlers)
-            control.take({DIAGNOSE: partial(tell_findings, self.launch.paths)})
+            control.take(Jobs(machinery.launch.paths).handlers)
+            control.take({DIAGNOSE: partial(tell_findings, machinery.launch.paths)})
             control.take({STOP: partial(self._stop, stop)})
             api = self._open_api(stack)
             await machinery.start(stack)
             circus = CircusClient(machinery.sockets.circus_endpoint, deadline_s=_CIRCUS_DEADLINE_S)
             await stack.enter_async_context(circus)
-            asked = AskedServer(self.launch.paths, machinery.store, machinery.circus, machinery.events.record)
+            asked = AskedServer(machinery.launch.paths, machinery.store, machinery.circus, machinery.events.record)
             control.take(admin_handlers(asked))
             if isinstance(self._bus, BusAddress):
                 # Deleted once all services have ended. A NATS server of our own takes its streams with it.
                 stack.push_async_callback(self._streams.delete, self._bus)
             stack.push_async_callback(self._close_link)
             after_root = partial(self._end_of_requests, stop.hurry)
-            stack.push_async_callback(machinery.drain, stop_order(self.launch.graph), stop.hurry, after_root)
+            stack.push_async_callback(machinery.drain, stop_order(machinery.launch.graph), stop.hurry, after_root)
             # Pushed after the drain, hence called before it: connections that no frontend takes are refused then, and
             # nobody restarts what is being stopped.
             if api is not None:
@@ -148,11 +141,11 @@ class Server:
 
     async def _stop(self, stop: StopRequest, call: Call) -> dict[str, Any]:
         hurry = call.switch("hurry")
-        self.report.step(f"ordered to stop{' at once' if hurry else ''}")
+        self.machinery.report.step(f"ordered to stop{' at once' if hurry else ''}")
         stop.wanted.set()
         if hurry:
             stop.hurry.set()
-        return {"object": "server", "namespace": self.launch.graph.namespace, "phase": "stopping"}
+        return {"object": "server", "namespace": self.machinery.launch.graph.namespace, "phase": "stopping"}
 
     async def _open_control(self, stack: AsyncExitStack) -> ControlApi:
         """Answer the control API from now on, until everything else has ended. Raises StateError."""
@@ -169,8 +162,8 @@ class Server:
     def _open_api(self, stack: AsyncExitStack) -> ListenerHolder | None:
         """Open the socket of the API, for the frontends that start. None: the root service binds its address for
         itself. Raises PortInUseError, SupervisorError."""
-        http = self.launch.http
-        if not hands_over(self.launch.graph, http):
+        http = self.machinery.launch.http
+        if not hands_over(self.machinery.launch.graph, http):
             return None
         api = ListenerHolder(bind(http.host, http.port), http.handover)
         stack.callback(api.close)
@@ -179,18 +172,18 @@ class Server:
     def _plans(self) -> tuple[WatcherPlan, ...]:
         """The watchers to start with: NATS, the fork server, then the services."""
         nats = (self._nats_plan(self._bus),) if isinstance(self._bus, NatsServer) else ()
-        forkserver = (self.launch.forkserver,) if self.launch.forkserver is not None else ()
-        return (*nats, *forkserver, *self.launch.services)
+        forkserver = (self.machinery.launch.forkserver,) if self.machinery.launch.forkserver is not None else ()
+        return (*nats, *forkserver, *self.machinery.launch.services)
 
     def _nats_plan(self, server: NatsServer) -> WatcherPlan:
-        return plan_bus(self.launch.graph.namespace, server.argv, self.launch.paths.root)
+        return plan_bus(self.machinery.launch.graph.namespace, server.argv, self.machinery.launch.paths.root)
 
     def _first_watchers(self) -> tuple[str, ...]:
         """The watchers of all services at the start, those on nodes included."""
-        namespace = self.launch.graph.namespace
+        namespace = self.machinery.launch.graph.namespace
         return tuple(
             str(template.watcher(namespace, index))
-            for template in self.launch.templates
+            for template in self.machinery.launch.templates
             for index in range(template.workers)
         )
 
@@ -200,17 +193,19 @@ class Server:
         machinery = self.machinery
         await machinery.begin()
         address = await self._bus_address()
-        bus_file = self.launch.paths.bus_file
+        bus_file = machinery.launch.paths.bus_file
         await asyncio.to_thread(write_bus_address, bus_file, address)
-        bus = await Bus.connect(address, name="supervisor", deadline_s=self.settings.bus_deadline_s, file=bus_file)
+        bus = await Bus.connect(address, name="supervisor", deadline_s=machinery.settings.bus_deadline_s, file=bus_file)
         self._link = bus
         await self._streams.create(bus)
-        if self.launch.bus is None:
+        if machinery.launch.bus is None:
             # Ends with the connections of this server, before its NATS does.
             machinery.tasks.spawn("ownership", self.ownership.keep(self._streams.record(bus)))
-        subjects = Subjects(self.launch.graph.namespace)
+        subjects = Subjects(machinery.launch.graph.namespace)
         watch = FleetWatch(bus, subjects, everywhere=True)
-        progress = Progress(self._first_watchers(), self.report, machinery.restarter.note_ready, self.launch.importing)
+        progress = Progress(
+            self._first_watchers(), machinery.report, machinery.restarter.note_ready, machinery.launch.importing
+        )
         watch.subscribe(progress.on_change)
         await machinery.events.start(bus, watch)
         machinery.follow(watch)
@@ -218,16 +213,16 @@ class Server:
         await watch.start()
         expiry = machinery.tasks.spawn("fleet", watch.run())
         machinery.hold_devices()
-        for plan in self.launch.services:
+        for plan in machinery.launch.services:
             await machinery.add(plan)
         await machinery.allow_changes(self._machine_plans())
         await asyncio.to_thread(machinery.files.remember)
         self._take_token_orders(bus, watch, control)
-        here = machinery.place(self.launch.inventory, circus, self.report)
+        here = machinery.place(machinery.launch.inventory, circus, machinery.report)
         cluster = None if self._nodes is None else await self._nodes.start(bus, address, watch, here)
         asked.places = cluster or here
         actuators = Actuators(machinery, circus, BusFleet(bus, subjects.namespace, watch), asked, cluster)
-        reconciler = Reconciler(actuators, self.report)
+        reconciler = Reconciler(actuators, machinery.report)
         machinery.files.on_healed = reconciler.request
         machinery.tasks.spawn("reconciler", reconciler.run())
         if self._nodes is not None:
@@ -239,12 +234,12 @@ class Server:
 
     def _machine_plans(self) -> tuple[WatcherPlan, ...]:
         """The watchers that are no service of the graph."""
-        return tuple(plan for plan in self._plans() if plan not in self.launch.services)
+        return tuple(plan for plan in self._plans() if plan not in self.machinery.launch.services)
 
     def _take_orders(self, bus: Bus, control: ControlApi, actuators: Actuators, places: Places) -> None:
         orders = Orders(self.machinery.tasks)
         control.take(orders.handlers)
-        planner = ActingPlanner(self.launch.paths.namespace)
+        planner = ActingPlanner(self.machinery.launch.paths.namespace)
         control.take(WorkerOrders(actuators, bus, orders, self.machinery.events.record, planner).handlers)
         control.take(LogAnswers(places).handlers)
 
@@ -253,12 +248,12 @@ class Server:
             return
         nodes = self._nodes
         server = ControlledServer(
-            *(self.launch, actuators, self.lock, self.settings, bus),
+            *(self.machinery.launch, actuators, self.machinery.lock, self.machinery.settings, bus),
             registration=self.machinery.registration,
             blueprint=self.machinery.blueprint,
             streams=self._streams,
             given_up=self.machinery.restarter.given_up if nodes is None else nodes.given_up,
-            report=self.report,
+            report=self.machinery.report,
             record=self.machinery.events.record,
             members=watch.view.members,
             control=control,
@@ -273,22 +268,24 @@ class Server:
         elif isinstance(self._bus, NatsServer):
             nats = self._nats_plan(self._bus).name
             rotation = TokenRotation(
-                *(self._bus, self.machinery.circus, nats, bus, self.launch.paths.bus_file),
-                subjects=Subjects(self.launch.graph.namespace),
+                *(self._bus, self.machinery.circus, nats, bus, self.machinery.launch.paths.bus_file),
+                subjects=Subjects(self.machinery.launch.graph.namespace),
                 members=watch.view.members,
                 remember=self.machinery.files.remember,
             )
-        orders = TokenOrders(rotation, self.machinery.tasks, self.machinery.events.record, self.report, why_not=why_not)
+        orders = TokenOrders(
+            rotation, self.machinery.tasks, self.machinery.events.record, self.machinery.report, why_not=why_not
+        )
         control.take({ROTATE_TOKEN: orders.rotate})
 
     async def _bus_address(self) -> BusAddress:
         """The address of the NATS server, which is started if it is ours."""
         if isinstance(self._bus, BusAddress):
-            self.report.step(f"using the NATS server at {self._bus.shown}")
+            self.machinery.report.step(f"using the NATS server at {self._bus.shown}")
             return self._bus
         machinery, plan = self.machinery, self._nats_plan(self._bus)
         spec = machinery.specs.of(plan)
-        self._bus, pid = await bring_up(self._bus, spec, machinery.circus, self.settings.bus_deadline_s)
+        self._bus, pid = await bring_up(self._bus, spec, machinery.circus, machinery.settings.bus_deadline_s)
         # It announces nothing itself.
         nats = Presence(plan.name, plan.watcher.service, plan.role, secrets.token_hex(8), pid, "ready")
         await asyncio.to_thread(machinery.store.update, lambda state: heard(state, [nats], lambda _: True))
@@ -296,26 +293,26 @@ class Server:
 
     async def _await_ready(self, progress: Progress) -> None:
         try:
-            async with asyncio.timeout(self.settings.ready_deadline_s):
+            async with asyncio.timeout(self.machinery.settings.ready_deadline_s):
                 await progress.wait()
         except TimeoutError as error:
             raise SupervisorError(
-                f"not ready within {self.settings.ready_deadline_s:g} s: {progress.not_ready()}",
+                f"not ready within {self.machinery.settings.ready_deadline_s:g} s: {progress.not_ready()}",
                 "see `dynamo logs`; a longer --ready-timeout may help",
             ) from error
         # Whoever learns that all are ready finds them in the statefile.
         await self.machinery.registration.write()
-        root = progress.presence(self.launch.services[-1].name)
+        root = progress.presence(self.machinery.launch.services[-1].name)
         url = root.url if root is not None else None
-        if url is None and await asyncio.to_thread(answers, self.launch.http):
-            url = self.launch.http.url
+        if url is None and await asyncio.to_thread(answers, self.machinery.launch.http):
+            url = self.machinery.launch.http.url
         await self.machinery.directory.note(ServerRecord("running", url, progress.models()))
-        board = await asyncio.to_thread(read_board, self.launch.paths)
+        board = await asyncio.to_thread(read_board, self.machinery.launch.paths)
         endpoints = () if board is None else board.endpoints
         ready, *next_steps = ready_lines(url, progress.summary(), progress.models(), progress.tasks(), endpoints)
         self.was_ready = True
         self.machinery.events.ready(ready)
-        self.report.say("\n".join((ready, *next_steps)))
+        self.machinery.report.say("\n".join((ready, *next_steps)))
 
 
 async def _end_of(task: asyncio.Task[None]) -> None:

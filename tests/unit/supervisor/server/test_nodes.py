@@ -14,11 +14,9 @@ import pytest
 from dynamo_local.core.errors import NamespaceBusyError
 from dynamo_local.core.process.ownership import Owner
 from dynamo_local.supervisor.server import nodes as module
-from dynamo_local.supervisor.server.launch.launch import Launch
 from dynamo_local.supervisor.server.machinery import Machinery
 from dynamo_local.supervisor.server.nodes import ServerNodes
 from dynamo_local.supervisor.server.ownership import ClusterRecord, Ownership
-from dynamo_local.supervisor.server.settings import ServerSettings
 from dynamo_local.tasks import TaskGuard
 from tests.memory_cluster import MemoryCluster
 from tests.unit.supervisor.recording import RecordingReport
@@ -68,8 +66,7 @@ def nodes(tmp_path: Path, report: RecordingReport) -> ServerNodes:
         cluster_address=None,
         paths=SimpleNamespace(root=tmp_path),
     )
-    unused = SimpleNamespace()
-    return ServerNodes(cast(Launch, launch), cast(ServerSettings, unused), cast(Machinery, unused), report, TaskGuard())
+    return ServerNodes(cast(Machinery, SimpleNamespace(launch=launch, report=report, tasks=TaskGuard())))
 
 
 @pytest.fixture
