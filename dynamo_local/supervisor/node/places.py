@@ -43,13 +43,12 @@ _MOCKER = "mocker"
 @dataclass(frozen=True)
 class NodePlans:
     """Plans of the workers of a graph, and of the endpoints' revisions whose graphs were learned. `node`: its name, for
-    errors. `exists`: whether there is such a folder."""
+    errors."""
 
     node: str
     paths: StatePaths
     inventory: Inventory
     blueprint: BlueprintFile
-    exists: Callable[[Path], bool] = Path.exists
     _learning: Lock = field(default_factory=Lock, init=False)
     """Held from the look at what is present on: a revision that another thread learns meanwhile would be forgotten."""
 
@@ -84,7 +83,7 @@ class NodePlans:
         model = service.config.get(_MODEL)
         if service.config.get(_ENGINE) == _MOCKER or not isinstance(model, str) or not Path(model).is_absolute():
             return
-        if not self.exists(Path(model)):
+        if not Path(model).exists():
             raise UsageError(f"node {self.node} has no {model}", "have the model in the same folder on all nodes")
 
 

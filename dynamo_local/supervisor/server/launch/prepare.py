@@ -140,12 +140,12 @@ def prepare(
     )
 
 
-def registry_of(paths: StatePaths, endpoints: tuple[EndpointSpec, ...], *, forget: bool, now: float = 0.0) -> Registry:
+def registry_of(paths: StatePaths, endpoints: tuple[EndpointSpec, ...], *, forget: bool) -> Registry:
     """The endpoints that a server of the namespace would serve: those of the registry, and these. Writes nothing.
 
     Raises StateError if the registry cannot be read, UsageError if the two contradict each other.
     """
-    return ordered(Registry() if forget else read_registry(paths), endpoints, now)
+    return ordered(Registry() if forget else read_registry(paths), endpoints, 0.0)
 
 
 def check_endpoints(
