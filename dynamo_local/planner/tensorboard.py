@@ -32,6 +32,7 @@ from dynamo_local.planner.series import (
 try:
     from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
     from tensorboard.plugins.text.metadata import create_summary_metadata
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
 except ImportError as error:
     raise ConfigError(
         "event files need the package tensorboard, which is not installed", "install dynamo-local[cpu] or [cuda]"
@@ -211,14 +212,6 @@ class Thinned:
 
 
 # Event files for TensorBoard on disk: large ones are continued in new files, and the oldest are removed.
-
-try:
-    from tensorboard.compat.proto import event_pb2
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-except ImportError as error:
-    raise ConfigError(
-        "event files need the package tensorboard, which is not installed", "install dynamo-local[cpu] or [cuda]"
-    ) from error
 
 FLUSH_S = 2.0
 _PENDING = 1000
