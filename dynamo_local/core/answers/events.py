@@ -119,11 +119,6 @@ class Continuation:
         self._known = deque(known)
         self._ids: dict[str, str] = {}
 
-    @property
-    def is_past(self) -> bool:
-        """Whether all that was known has been made again."""
-        return not self._known
-
     def take(self, event: dict[str, Any]) -> list[dict[str, Any]]:
         """Take the next event that is made. Returns what is new of it: nothing, or one event.
 

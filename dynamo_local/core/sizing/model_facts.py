@@ -95,8 +95,3 @@ class ModelFacts:
             return None
         kept = (group.count * group.elements * min(tokens, group.window or tokens) for group in self.attention)
         return dtype_bytes * sum(kept)
-
-    @property
-    def kv_dtype_bytes(self) -> int | None:
-        """Bytes of one element of the KV cache where nothing else is asked for: the cache has the model's data type."""
-        return DTYPE_BYTES.get(self.dtype) if self.dtype else None

@@ -198,5 +198,4 @@ def test_unknown_is_not_zero() -> None:
     facts = ModelFacts()
     assert facts.kv_bytes_per_token(2) is None
     assert facts.kv_bytes(100, 2) is None
-    assert facts.kv_dtype_bytes is None
     assert facts.weight_bytes is None
