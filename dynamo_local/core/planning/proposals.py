@@ -63,12 +63,13 @@ def added_within(role: RoleWindow, history: History, intervals: int) -> bool:
         return True
     then = [window.role(role.role) for window in history[-intervals:]]
     return any(
-        before is None or after is None or bool(_names(after) - _names(before))
+        before is None or after is None or bool(names_of(after) - names_of(before))
         for before, after in pairwise([*then, role])
     )
 
 
-def _names(role: RoleWindow) -> set[str]:
+def names_of(role: RoleWindow) -> set[str]:
+    """The watchers of the workers that take requests."""
     return {worker.watcher for worker in role.routable}
 
 

@@ -6,7 +6,7 @@ from dynamo_local.core.fleet.freeness import freeness, measured
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.policies.load import propose_prefill
-from dynamo_local.core.planning.proposals import Proposal, unread
+from dynamo_local.core.planning.proposals import Proposal, names_of, unread
 from dynamo_local.core.planning.window import History, RoleWindow, Window, WorkerWindow, mean
 
 
@@ -57,7 +57,7 @@ def _held(role: RoleWindow, history: History, intervals: int) -> list[float | No
     """Return the mean freeness of the `intervals - 1` windows before this one, oldest first. None stands for a window
     that is missing or had other workers: the load has to settle after an action."""
     before = [window.role(role.role) for window in history[len(history) - (intervals - 1) :]] if intervals > 1 else []
-    values = [mean_freeness(then) if then is not None and _names(then) == _names(role) else None for then in before]
+    values = [mean_freeness(then) if then is not None and names_of(then) == names_of(role) else None for then in before]
     return [*([None] * (intervals - 1 - len(values))), *values]
 
 
@@ -75,7 +75,3 @@ def _why_keep(role: RoleWindow, low: float) -> str | None:
 
 def _too_short(reason: str, intervals: int, figures: dict[str, float | None]) -> Proposal:
     return Proposal(0, f"{reason}, but has not been with these workers for {intervals} intervals", figures)
-
-
-def _names(role: RoleWindow) -> set[str]:
-    return {worker.watcher for worker in role.routable}
