@@ -53,15 +53,12 @@ class PlannerLoop:
         recorders: Sequence[Recorder] = (),
         on_action: OnAction = lambda _: None,
         promised: Promised | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
         self._pull = pull
         self._take_action = take_action
         self._recorders = tuple(recorders)
         self._on_action = on_action
-        self._clock = clock
         self._history: History = ()
         self._gist: tuple[str, ...] = ()
         """The gist of the last decision."""
@@ -75,7 +72,7 @@ class PlannerLoop:
     async def adjust(self) -> Decision:
         """Watch for one adjustment interval, then decide and act."""
         window = aggregate(await self._watch_for_an_interval())
-        decision = decide(window, self._history, self._options, self._clock())
+        decision = decide(window, self._history, self._options, time.monotonic())
         self._log_decision(decision)
         outcomes: list[ActionOutcome] = []
         try:
@@ -99,10 +96,10 @@ class PlannerLoop:
 
     async def _watch_for_an_interval(self) -> list[Observation]:
         """Pull until the interval is over. The last pull is made at its end."""
-        begun = self._clock()
+        begun = time.monotonic()
         end = begun + self._options.adjustment_interval
         pulls = [await self._observe()]
-        while (left := end - self._clock()) > 0:
+        while (left := end - time.monotonic()) > 0:
             await asyncio.sleep(min(self._options.metric_pulling_interval, left))
             pulls.append(await self._observe())
         return pulls
@@ -124,12 +121,12 @@ class PlannerLoop:
 
     async def _apply(self, action: Action, limits: DeviceLimits, why: str) -> ActionOutcome:
         self._on_action(action)
-        begun = self._clock()
+        begun = time.monotonic()
         try:
             outcome = await self._take_action(action, limits, why)
         except DynamoError as error:
             # Recorded like an action that was undone. The next pull shows whether the server still runs.
-            outcome = ActionOutcome(action, False, None, str(error), self._clock() - begun)
+            outcome = ActionOutcome(action, False, None, str(error), time.monotonic() - begun)
         event = event_of(outcome, "")
         level = logging.INFO if outcome.done else logging.WARNING
         _log.log(level, "%s: %s", event.watcher or describe(action), event.what)

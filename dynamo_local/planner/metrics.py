@@ -207,8 +207,6 @@ class FleetMetrics:
         state: StateReader,
         templates: Mapping[str, str],
         promised: Promised | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bus = bus
         self._watch = watch
@@ -216,7 +214,6 @@ class FleetMetrics:
         self._templates = {role: service for role, service in templates.items() if role in ENGINE_ROLES}
         self._promised = promised or Promised()
         self._queue = QueueReader(bus, subjects)
-        self._clock = clock
 
     async def pull(self) -> Observation:
         """Return an observation of the fleet now. Raises NotRunningError when the server has ended."""
@@ -227,7 +224,7 @@ class FleetMetrics:
             state = None
         view = self._watch.view
         return observe(
-            at=self._clock(),
+            at=time.monotonic(),
             claims=None if state is None else state.claims_of(""),
             members=view.members(),
             routable=view.ready(ENGINE_ROLES),
@@ -262,8 +259,6 @@ class EndpointMetrics:
         state: StateReader,
         paths: StatePaths,
         promised: Promised,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bus = bus
         self._subjects = subjects
@@ -272,7 +267,6 @@ class EndpointMetrics:
         self._state = state
         self._paths = paths
         self._promised = promised
-        self._clock = clock
         self._board = Board()
         self._queues_of: dict[str, QueueReader] = {}
 
@@ -288,7 +282,7 @@ class EndpointMetrics:
         queues = await self._queues(serving)
         if not self._bus.connected:
             state = None
-        at, fleet = self._clock(), _Fleet(tuple(watch.members()), tuple(watch.ready(ENGINE_ROLES)))
+        at, fleet = time.monotonic(), _Fleet(tuple(watch.members()), tuple(watch.ready(ENGINE_ROLES)))
         return EndpointsObservation(
             at,
             tuple(self._seen(view, serving.get(view.spec.name), state, fleet, queues, at) for view in board.endpoints),
