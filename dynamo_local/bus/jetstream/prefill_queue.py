@@ -82,8 +82,8 @@ class PrefillQueue:
     Each call raises QueueAbsentError when there is no queue, BusError when NATS does not answer in time.
     """
 
-    def __init__(self, bus: Bus, subjects: Subjects, *, timeout_s: float = _TIMEOUT_S) -> None:
-        self._stream = JetStream(bus, timeout_s=timeout_s)
+    def __init__(self, bus: Bus, subjects: Subjects) -> None:
+        self._stream = JetStream(bus, timeout_s=_TIMEOUT_S)
         self._name = subjects.prefill_stream
         self._subjects = subjects
         self._namespace = subjects.namespace
