@@ -13,7 +13,7 @@ from dynamo_local.core.endpoints.idling import in_words, times_of
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.messages.endpoints import EndpointStatus, EndpointView, progress_of
 from dynamo_local.sdk.config.resolved import shown
-from dynamo_local.supervisor.admin.orders.endpoints import EndpointRow
+from dynamo_local.supervisor.admin.endpoints import EndpointRow
 
 _HEADERS = ("NAME", "STATE", "READY", "WORKERS", "MODEL", "REASON")
 _UNKNOWN = "-"

@@ -24,7 +24,7 @@ from dynamo_local.cli.reports import Shown, log_options, show_of_all_nodes
 
 if TYPE_CHECKING:
     from dynamo_local.control.operations import Operation
-    from dynamo_local.supervisor.admin.orders.endpoints import EndpointRow
+    from dynamo_local.supervisor.admin.endpoints import EndpointRow
     from state.paths import StatePaths
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -291,7 +291,7 @@ def delete(name: str, namespace: str, yes: bool, wait: bool, timeout: float, as_
 
     Confirmation is asked for on a terminal only.
     """
-    from dynamo_local.supervisor.admin.orders.endpoints import EndpointClient
+    from dynamo_local.supervisor.admin.endpoints import EndpointClient
 
     client = EndpointClient(server_of(namespace))
     if not yes and sys.stdin.isatty():
@@ -330,7 +330,7 @@ def _order(
 
     from dynamo_local.cli.endpoint_text import as_json_text, ordered_text
     from dynamo_local.control.operations import PARK_ENDPOINT, WAKE_ENDPOINT
-    from dynamo_local.supervisor.admin.orders.endpoints import ANSWERS, AWAKE, RESTS, EndpointClient
+    from dynamo_local.supervisor.admin.endpoints import ANSWERS, AWAKE, RESTS, EndpointClient
 
     client = EndpointClient(server_of(namespace))
     view = ordered = client.order(operation, name, fields)
@@ -342,7 +342,7 @@ def _order(
 
 
 def _rows(paths: StatePaths, name: str | None = None) -> list[EndpointRow]:
-    from dynamo_local.supervisor.admin.orders.endpoints import list_endpoints, ordered_endpoints
+    from dynamo_local.supervisor.admin.endpoints import list_endpoints, ordered_endpoints
     from state.namespaces import is_running
 
     if is_running(paths):

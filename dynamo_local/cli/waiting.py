@@ -16,7 +16,7 @@ from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.messages.endpoints import Board, EndpointView
 from dynamo_local.core.names import short_watcher
 from dynamo_local.core.server_choice import START_REMEDY
-from dynamo_local.supervisor.admin.orders.endpoints import ANSWERS
+from dynamo_local.supervisor.admin.endpoints import ANSWERS
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from state.endpoints.board import read_board
 from state.namespaces import is_running

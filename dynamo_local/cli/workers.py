@@ -64,7 +64,7 @@ def scale(targets: tuple[str, ...], namespace: str, force: bool, ready_timeout: 
     from dynamo_local.control.operations import SCALE, SCALE_ENDPOINT
     from dynamo_local.control.orders import carry_out
     from dynamo_local.core.names import endpoint_named
-    from dynamo_local.supervisor.admin.orders.endpoints import EndpointClient
+    from dynamo_local.supervisor.admin.endpoints import EndpointClient
 
     server, wanted = server_of(namespace), parse_targets(targets)
     of_endpoints = {name: number for name, number in wanted.items() if endpoint_named(name)}

@@ -16,7 +16,7 @@ from dynamo_local.control.operations import CREATE_ENDPOINT, UPDATE_ENDPOINT, Op
 from dynamo_local.core.endpoints.checks import read_spec
 from dynamo_local.core.endpoints.registry import Registry, create
 from dynamo_local.core.messages.endpoints import AdapterOrdered, EndpointStatus, EndpointView
-from dynamo_local.supervisor.admin.orders.endpoints import EndpointClient
+from dynamo_local.supervisor.admin.endpoints import EndpointClient
 from state.endpoints.registry import RegistryStore, read_registry
 from state.locks import ServerLock
 from state.paths import StatePaths
