@@ -56,6 +56,7 @@ NIGHTLY: Mapping[str, str] = {
     "tests/e2e/faults/test_background_answers.py": "long",
     "tests/e2e/faults/test_neighbour.py::test_an_engine_leaves_the_core_of_a_busy_neighbour_and_comes_back": "long",
     "tests/e2e/kv/test_prefix_pull.py::test_preemption_at_both_sides": "vllm",
+    "tests/e2e/kv/test_prefix_pull.py::test_an_urgent_request_takes_a_slot[two steps ahead]": "vllm",
     "tests/e2e/models/test_fidelity.py::test_each_row": "models",
     "tests/e2e/models/test_pooling.py": "models",
     "tests/e2e/models/test_real_model.py": "models",
@@ -68,6 +69,8 @@ NIGHTLY: Mapping[str, str] = {
     "tests/integration/supervisor/test_nats_cluster.py": "cluster",
     "tests/integration/endpoints/test_turns.py::"
     "test_a_queue_of_mixed_requests_takes_few_starts_and_a_running_request_is_never_cut": "long",
+    "tests/integration/endpoints/test_zero.py::"
+    "test_a_start_that_fails_is_told_and_repeated_only_for_a_request_after_a_pause": "long",
     f"tests/integration/frontend/test_background_answers.py::{_KILLED_ANSWERS}[Nats]": "long",
     f"tests/integration/frontend/test_background_answers.py::{_KILLED_ANSWERS}[serve]": "long",
     "tests/integration/monitoring/test_chaos_short.py::test_with_prefill_workers_as_well": "long",

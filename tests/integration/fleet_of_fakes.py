@@ -125,11 +125,6 @@ class FakeWorker:
     def untouched(self) -> bool:
         return self._submitted.empty() and self._cancelled.empty()
 
-    @property
-    def has_been_told(self) -> bool:
-        """Anything at all, and it was not looked at yet."""
-        return not self.untouched or not self._asked_again.empty()
-
     async def send(self, work: Submit, position: int, *token_ids: int, **more: Any) -> None:
         await self.send_all(work.frontend, TokenDelta(work.request_id, work.epoch, position, list(token_ids), **more))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -13,7 +14,7 @@ from dynamo_local.core.messages.tokens import TokenDelta
 from dynamo_local.core.subjects import Subjects
 from tests.integration.disaggregation.prefill_fakes import Disaggregated, remote_prefill
 from tests.integration.disaggregation.test_remote_prefill_failures import INQUISITIVE, answered
-from tests.integration.fleet_of_fakes import FakeFrontend, until
+from tests.integration.fleet_of_fakes import FakeFrontend, FakeWorker, until
 from tests.integration.nats_process import NatsProcess
 
 pytestmark = pytest.mark.integration
@@ -58,14 +59,20 @@ async def test_what_comes_during_a_cut_is_prefilled_by_the_decode_worker(
     await fleet.submit()
     await until(lambda: fleet.outcomes["unknown_queue"] == 1)
     own_nats.start()
-    # What was sent when the worker had not come back yet is lost. The worker says so when it is asked.
-    await until(lambda: decode.has_been_told)
-    if decode.untouched:
-        asked = await decode.asked_again()
-        unknown = TokenDelta(asked.request_id, asked.epoch, 0, [], finish="error", error="unknown", refused=True)
-        await decode.send_all("f1", unknown)
-    work = await decode.submitted()
+    # What was sent when the worker had not come back yet is lost. The worker says so whenever it is asked.
+    answering = asyncio.create_task(knows_nothing(decode))
+    try:
+        work = await decode.submitted()
+    finally:
+        answering.cancel()
     assert (work.position, work.source) == (0, None)
+
+
+async def knows_nothing(worker: FakeWorker) -> None:
+    while True:
+        asked = await worker.asked_again()
+        unknown = TokenDelta(asked.request_id, asked.epoch, 0, [], finish="error", error="unknown", refused=True)
+        await worker.send_all("f1", unknown)
 
 
 async def is_down_and_up_again(nats: NatsProcess, fleet: Disaggregated) -> None:
