@@ -35,7 +35,7 @@ from tests.chaos.answers import Outcome
 from tests.chaos.faults import Done, Kind
 from tests.chaos.http_clients import HttpClients
 from tests.chaos.judges import GREEDY, SAMPLINGS, Got, Question, SameTokens
-from tests.chaos.machinery import resume
+from tests.chaos.machinery import machinery_of, resume
 from tests.chaos.processes import ServerProcesses, descendants, identity_of, send
 from tests.e2e.llm_server import LlmServer, none_of
 from tests.imported import importing
@@ -153,7 +153,7 @@ class Run:
 
     def _hit_a_part(self, server: LlmServer) -> bool:
         kind = self._random.choices(_KINDS, _WEIGHTS)[0]
-        process = self._target(kind, ServerProcesses(server.paths).by_watcher())
+        process = self._target(kind, server)
         if process is None:
             return False
         seconds = 0.2 + 2.8 * self._random.random() ** 2
@@ -170,9 +170,10 @@ class Run:
         self.counts[kind.value] += 1
         return True
 
-    def _target(self, kind: Kind, processes: dict[str, Process]) -> Process | None:
+    def _target(self, kind: Kind, server: LlmServer) -> Process | None:
         if kind is Kind.KILL_CIRCUSD:
-            return processes.get(f"{NAMESPACE}_Circusd")
+            return machinery_of(server.process.pid, server.paths, None).circusd()
+        processes = ServerProcesses(server.paths).by_watcher()
         if kind in _SERVICES:
             return processes.get(_SERVICES[kind])
         workers = sorted(name for name in processes if name.startswith(f"{NAMESPACE}_VllmWorker"))
