@@ -38,7 +38,8 @@ async def replicas(cluster: NatsCluster) -> set[int | None]:
     """Of the streams that a server has on the bus."""
     bus = await Bus.connect(cluster.address, name="test")
     names = (SUBJECTS.prefill_stream, f"KV_{SUBJECTS.settings_bucket}", f"KV_{OWNERS_BUCKET}")
-    context = bus.jetstream(timeout_s=5)
+    # An election of leaders may take long on a busy machine.
+    context = bus.jetstream(timeout_s=60)
     found = {(await context.stream_info(name)).config.num_replicas for name in names}
     await bus.close()
     return found
