@@ -46,6 +46,8 @@ _WORKERS, _MOST_WORKERS = 3, 4
 _KINDS = (Kind.KILL_WORKER, Kind.STOP_WORKER, Kind.DRAIN_WORKER, Kind.KILL_ROUTER, Kind.KILL_BUS, Kind.KILL_CIRCUSD)
 _WEIGHTS = (6, 4, 2, 1, 1, 1)
 _SERVICES = {Kind.KILL_ROUTER: f"{NAMESPACE}_Router", Kind.KILL_BUS: f"{NAMESPACE}_Nats"}
+_SIGNALS = {Kind.STOP_WORKER: signal.SIGSTOP, Kind.DRAIN_WORKER: signal.SIGTERM}
+"""Of faults that do not kill."""
 _STALL_S, _SETTLE_S = 180.0, 240.0
 _LOOK_EVERY_S = 0.02
 _SERVER_KILLED, _SERVER_STOPPED = "dynamo serve killed", "dynamo serve stopped for a while"
@@ -114,9 +116,9 @@ class Run:
     async def run(self, faults: int, streams: int) -> None:
         """Inject so many faults, in as many lives of the server as that takes."""
         reading: asyncio.Task[None] | None = None
-        done = 0
+        killed = True
         try:
-            while done < faults or not done:
+            while killed:
                 with self.server() as server:
                     await asyncio.to_thread(server.await_ready)
                     self.clients.reach(server.url)
@@ -124,8 +126,8 @@ class Run:
                         print(f"{await self.clients.learn_answers()} questions have one answer", flush=True)
                         self.clients.open_streams(streams)
                         reading = asyncio.create_task(self._read_statefile(server))
-                    done = await self._one_life(server, done, faults)
-                    if done >= faults:
+                    killed = await self._one_life(server, faults)
+                    if not killed:
                         await self._end(server)
         finally:
             self._over = True
@@ -133,42 +135,39 @@ class Run:
                 await reading
             await self.clients.close()
 
-    async def _one_life(self, server: LlmServer, done: int, faults: int) -> int:
-        """Go on until the server is killed, or there were enough faults. Returns how many there were."""
+    async def _one_life(self, server: LlmServer, faults: int) -> bool:
+        """Go on until the server is killed, or there were enough faults. Returns whether it was killed."""
         await self._await_workers(server)
-        while done < faults:
+        while (done := self.counts.total()) < faults:
             await asyncio.sleep(self._random.expovariate(2.0))
+            if server.process.poll() is not None:
+                raise AssertionError(f"the server has ended by itself: {server.output}")
             if done % 3 != 2:
-                done += await asyncio.to_thread(self._hit_a_part, server)
+                await self._hit_a_part(server)
                 continue
-            done += 1
             await asyncio.to_thread(self._order, server)
             await asyncio.sleep(self._random.random() * 1.5)
             if self._random.random() < 0.5:
                 await self._stop(server)
                 continue
             await self._kill(server)
-            break
-        return done
+            return True
+        return False
 
-    def _hit_a_part(self, server: LlmServer) -> bool:
+    async def _hit_a_part(self, server: LlmServer) -> None:
         kind = self._random.choices(_KINDS, _WEIGHTS)[0]
-        process = self._target(kind, server)
+        process = await asyncio.to_thread(self._target, kind, server)
         if process is None:
-            return False
+            return
         seconds = 0.2 + 2.8 * self._random.random() ** 2
+        hit = [process, *descendants(process.pid)] if kind is Kind.STOP_WORKER else [process]
+        # sum, not any: all of them must be signalled.
+        if not sum(send(each, _SIGNALS.get(kind, signal.SIGKILL)) for each in hit):
+            return
         if kind is Kind.STOP_WORKER:
-            hit = [process, *descendants(process.pid)]
-            if not sum(send(each, signal.SIGSTOP) for each in hit):
-                return False
-            time.sleep(seconds)
-            for each in hit:
-                send(each, signal.SIGCONT)
-        elif not send(process, signal.SIGTERM if kind is Kind.DRAIN_WORKER else signal.SIGKILL):
-            return False
+            await resume(hit, seconds)
         self.clients.record_fault(Done(0.0, kind.value, "", seconds, kind))
         self.counts[kind.value] += 1
-        return True
 
     def _target(self, kind: Kind, server: LlmServer) -> Process | None:
         if kind is Kind.KILL_CIRCUSD:
