@@ -304,7 +304,7 @@ class WarmOutcome:
 
 
 class WarmRequests:
-    """Those of one engine."""
+    """Warm requests of one engine."""
 
     def __init__(self, engine: Engine, puller: KvPuller, epoch_events: EpochEvents) -> None:
         self._engine = engine

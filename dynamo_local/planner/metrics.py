@@ -187,7 +187,7 @@ class Promised:
     own: float = 0.0
     """The graph's own workers, while an action is under way, one that is to be added included; 0 at other times."""
     endpoints: float = 0.0
-    """Those of endpoints, those included that are still to start."""
+    """Workers of endpoints, those that are still to start included."""
 
 
 # The graph's own workers.

@@ -6,11 +6,12 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from dynamo_local.control.operations import CANCEL_JOB, GET_JOB, LIST_JOBS, Call, Handler, Handlers, Operation
+from dynamo_local.control.operations import CANCEL_JOB, GET_JOB, LIST_JOBS, Call, Handlers, Operation
 from dynamo_local.core.async_tasks.callbacks import target_of
 from dynamo_local.core.async_tasks.records import Task
 from dynamo_local.core.errors import DecodeError, ItemAbsentError, OrderError
@@ -32,13 +33,10 @@ class Jobs:
 
     @property
     def handlers(self) -> Handlers:
-        def handler(operation: Operation) -> Handler:
-            async def carry_out(call: Call) -> dict[str, Any]:
-                return await asyncio.to_thread(self.do, operation, call)
+        return {each: partial(self._carry_out, each) for each in (LIST_JOBS, GET_JOB, CANCEL_JOB)}
 
-            return carry_out
-
-        return {each: handler(each) for each in (LIST_JOBS, GET_JOB, CANCEL_JOB)}
+    async def _carry_out(self, operation: Operation, call: Call) -> dict[str, Any]:
+        return await asyncio.to_thread(self.do, operation, call)
 
     def do(self, operation: Operation, call: Call) -> dict[str, Any]:
         """Carry out one of these operations. Blocks; several threads may call it. Raises OrderError, ItemAbsentError,

@@ -45,7 +45,7 @@ class AnswerState:
 
     @property
     def status(self) -> str:
-        """One of the states above; empty before the first event."""
+        """State of the answer, one of those above; empty before the first event."""
         status: str = self.response.get("status", "")
         return status
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynamo_local.control.operations import Call, Operation
 from dynamo_local.supervisor.endpoints.kept_registry import KeptDocument
 from dynamo_local.supervisor.keys.orders import KeyOrders
-from dynamo_local.supervisor.server.controlled import ControlledServer
 from dynamo_local.supervisor.server.reports.event_log import EventLog
 from dynamo_local.supervisor.server.reports.report import Report
 from state.documents import DocumentStore
@@ -17,6 +16,9 @@ from state.keys import KEYS
 from state.limits_file import tell_keys_changed
 from state.locks import ServerLock
 from state.paths import StatePaths
+
+if TYPE_CHECKING:
+    from dynamo_local.supervisor.server.controlled import ControlledServer
 
 
 async def take_key_orders(server: ControlledServer) -> None:

@@ -58,7 +58,7 @@ class RecentEvents:
         self._clock = clock
         self._kept: deque[Recent] = deque(maxlen=MAX_RECENT)
         self._passing: deque[Recent] = deque(maxlen=MAX_RECENT)
-        """Those of `PASSING_KINDS`, apart: they are many, and push out no others."""
+        """Events of `PASSING_KINDS`, apart: they are many, and push out no others."""
         self._number = 0
         self._news = asyncio.Event()
         self.ended = False
