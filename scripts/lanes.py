@@ -134,9 +134,14 @@ def suite_of(target: str) -> str:
     return target.partition(" ")[0].split("/")[1]
 
 
+def arguments_of(target: str) -> tuple[str, ...]:
+    """A target of NIGHTLY as arguments of pytest. A test is one, whatever its parameters are called."""
+    return (target,) if "::" in target else tuple(target.split(" "))
+
+
 def everyday(suite: str) -> list[str]:
     """Arguments of pytest that leave out what does not run every day."""
-    targets = [target for target in NIGHTLY if suite_of(target) == suite and " " not in target]
+    targets = [target for target in NIGHTLY if suite_of(target) == suite and len(arguments_of(target)) == 1]
     return [f"--{'deselect' if '::' in target else 'ignore'}={target}" for target in targets]
 
 
@@ -159,7 +164,7 @@ def items(root: Path, seconds: Mapping[str, float]) -> list[Item]:
         for name in names:
             suite = suite_of(name)
             took = seconds.get(name, UNKNOWN_S) / SIDE_BY_SIDE.get(suite, 1.0)
-            found += parts(Item(name, lane, suite, tuple(name.split(" ")), took))
+            found += parts(Item(name, lane, suite, arguments_of(name), took))
     for name, (lane, command) in COMMANDS.items():
         found.append(Item(name, lane, None, tuple(command.split(" ")), seconds.get(name, UNKNOWN_S)))
     return found

@@ -36,7 +36,7 @@ SOME = st.lists(
 
 def test_what_is_named_is_there() -> None:
     for target in NIGHTLY:
-        path, _, test = target.partition(" ")[0].partition("::")
+        path, _, test = lanes.arguments_of(target)[0].partition("::")
         assert (ROOT / path).exists(), target
         assert not test or f"def {test.partition('[')[0]}(" in (ROOT / path).read_text(), target
     assert {*NIGHTLY.values(), *(lane for lane, _ in COMMANDS.values())} <= set(LANES)
@@ -46,7 +46,8 @@ def test_what_is_named_is_there() -> None:
 
 def test_every_day_leaves_out_what_is_nightly_and_nothing_else() -> None:
     left_out = [argument for suite in ("unit", "integration", "e2e") for argument in lanes.everyday(suite)]
-    assert sorted(argument.partition("=")[2] for argument in left_out) == sorted(t for t in NIGHTLY if " " not in t)
+    chosen_by_arguments = {"tests/e2e -m families", "tests/unit/core --hypothesis-profile=nightly"}
+    assert sorted(argument.partition("=")[2] for argument in left_out) == sorted({*NIGHTLY} - chosen_by_arguments)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,10 @@ def test_every_day_leaves_out_what_is_nightly_and_nothing_else() -> None:
 )
 def test_a_test_runs_every_day_unless_it_is_named(test: str, every_day: bool) -> None:
     assert lanes.runs_every_day(test) == every_day
+
+
+def test_a_test_is_one_argument_of_pytest_whatever_its_parameters_are_called() -> None:
+    assert all(item.arguments == (item.name,) for item in ITEMS if "::" in item.name)
 
 
 @given(SOME)
