@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dynamo_local.cli.served_endpoints import with_local_model
+from dynamo_local.cli.serve_request import with_local_model
 from dynamo_local.core.endpoints.checks import FIELDS, REPLACE, ROLL
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.names import check_endpoint

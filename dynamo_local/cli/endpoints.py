@@ -168,9 +168,9 @@ def create(
     dynamo endpoint create french --model ./french-lora --adapter-of chat
     """
     from dynamo_local.cli.endpoint_fields import fields_of, name_and_flags, ways
-    from dynamo_local.cli.served_endpoints import check_settings
     from dynamo_local.control.operations import CREATE_ENDPOINT
     from dynamo_local.core.endpoints.checks import read_spec
+    from dynamo_local.supervisor.server.launch.request import check_settings
 
     name, flags = name_and_flags(words)
     fields = {"name": name, **fields_of(given, flags)}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,8 @@ from dynamo_local.core.names import NAMESPACE_ENV
 from dynamo_local.core.usage import KEEP_DAYS
 
 if TYPE_CHECKING:
-    from dynamo_local.cli.serving import Mode
+    from dynamo_local.supervisor.server.launch.request import ServeRequest
+    from dynamo_local.supervisor.server.settings import ServerSettings
 
 REMEDIES: Mapping[str, str] = MappingProxyType(
     {
@@ -36,6 +36,12 @@ REMEDIES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Options of Dynamo that are not taken, each with what to do instead."""
+
+_OF_REQUEST = (
+    "workers", "prefill_workers", "disagg", "planner", "auto_parsers", "frontends", "nats_url", "nats_ca", "bus_host",
+    "cpu_slots", "forkserver", "forget", "environment", "kv_network", "kv_stream",
+)  # fmt: skip
+"""Options that are fields of the request."""
 
 _ALWAYS_THERE = "/"
 DEFAULT_HOST = "127.0.0.1"
@@ -286,47 +292,28 @@ def serve(
     dynamo serve ./my-model --disagg --planner --explain
     dynamo serve examples.llm.graphs.agg_router:Frontend -f agg_router.yaml
     """
-    from dynamo_local.cli.choosing import Wishes
-    from dynamo_local.cli.served_endpoints import endpoints_in, has_ordered
-    from dynamo_local.cli.serving import Mode, Serving
+    from dynamo_local.cli.serve_output import described, engine_help
+    from dynamo_local.cli.serve_request import request_of
     from dynamo_local.engine.vllm.command_line import parse
-    from dynamo_local.supervisor.server.launch.prepare import ServeRequest
+    from dynamo_local.supervisor.server.launch.plan import HttpAddress
     from dynamo_local.supervisor.server.settings import ServerSettings
 
     left = leave_unusable_folder()
     if left is not None:
         click.echo(left, err=True)
     if options["help_engine"] is not None:
-        from dynamo_local.cli.serve_output import engine_help
-
         click.echo(engine_help(options["help_engine"]))
         return
-    mode = _mode(Mode, options)
-    names = ("workers", "prefill_workers", "disagg", "planner", "auto_parsers", "frontends")
-    wishes = Wishes(*(options[name] for name in names))
+    _check_output(options)
     line = parse(join_values(checked(arguments)))
     if click.get_current_context().get_parameter_source("port") is ParameterSource.DEFAULT:
         given = port_in(config, line.overrides)
         port = port if given is None else given
-    endpoints = endpoints_in(config)
-    unnamed = not line.targets and model is None
-    alone = endpoints is not None or (unnamed and not options["forget"] and has_ordered(namespace))
-    same = ("nats_url", "nats_ca", "bus_host", "cpu_slots", "forkserver", "forget", "environment")
-    request = ServeRequest(
-        target="",
-        config=config,
-        overrides=line.overrides,
-        namespace=namespace,
-        model=model,
-        flags=line.flags,
-        endpoints=endpoints or (),
-        cluster_address=options["address"],
-        **{name: options[name] for name in same},
-    )
-    serving = Serving.of(line.targets, wishes, request, alone=alone)
-    serving = replace(serving, kv_network=options["kv_network"], kv_stream=options["kv_stream"])
-    if mode is not Mode.START:
-        click.echo(serving.described(host, port, mode, as_json=options["as_json"]))
+    same = {name: options[name] for name in _OF_REQUEST}
+    request = request_of(line, model, config, namespace, cluster_address=options["address"], **same)
+    if options["explain"] or options["dry_run"]:
+        http = HttpAddress(host, port)
+        click.echo(described(request, http, explain=options["explain"], as_json=options["as_json"]))
         return
     settings = ServerSettings(
         ready_deadline_s=options["ready_timeout"],
@@ -335,12 +322,35 @@ def serve(
         turn_s=options["turn_s"],
         usage_days=options["usage_days"],
     )
-    serving.run(host, port, settings, Console())
+    _start(request, host, port, settings)
 
 
-def _mode(modes: type[Mode], options: Mapping[str, Any]) -> Mode:
+def _start(request: ServeRequest, host: str, port: int, settings: ServerSettings) -> None:
+    """Serve until a signal comes. Raises DynamoError."""
+    from dynamo_local.cli.serve_output import lines_of_start
+    from dynamo_local.supervisor.endpoints.controller import endpoint_controller
+    from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher
+    from dynamo_local.supervisor.server.launch.addresses import claim_address
+    from dynamo_local.supervisor.server.launch.machine_room import check_room
+    from dynamo_local.supervisor.server.launch.models import ModelSource
+    from dynamo_local.supervisor.server.launch.prepare import prepare
+    from dynamo_local.supervisor.server.serve import serve as serve_launch
+    from state.paths import state_root
+
+    report = Console()
+    address = claim_address(host, port)
+    # Before a model is fetched, which takes time; and again for the workers, which are known only afterwards.
+    check_room(state_root(os.environ))
+    launch = prepare(request, address, os.environ, ModelSource(report))
+    check_room(launch.paths.root, launch.own_templates, launch.inventory.kind)
+    for line in lines_of_start(request, launch):
+        report.step(line)
+    launcher = EndpointLauncher.at_start(launch, report, request.kv_flags, forks=request.forkserver)
+    serve_launch(launch, settings, report, endpoint_controller(launcher))
+
+
+def _check_output(options: Mapping[str, Any]) -> None:
     if options["as_json"] and not (options["dry_run"] or options["explain"]):
         raise UsageError("--json goes with --explain and --dry-run only", "add --explain or --dry-run")
     if options["explain"] and options["dry_run"]:
         raise UsageError("--explain and --dry-run print different things", "give one of the two")
-    return modes.EXPLAIN if options["explain"] else modes.DRY_RUN if options["dry_run"] else modes.START

@@ -1,24 +1,34 @@
-"""Output of `dynamo serve` where it starts nothing: of --dry-run, --explain and --help-engine."""
+"""Output of `dynamo serve`: of --dry-run, --explain and --help-engine, which start nothing, and what it says before it
+starts."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import click
 import msgspec
 
-from dynamo_local.cli.choosing import Decided
-from dynamo_local.cli.output import table
+from dynamo_local.cli.output import Console, table
 from dynamo_local.core.errors import UsageError
+from dynamo_local.core.fleet.view import AGGREGATED_ROLE
 from dynamo_local.core.shares import shown_devices
-from dynamo_local.core.sizing.machine import size
+from dynamo_local.core.sizing.machine import counted, size
+from dynamo_local.core.sizing.parsers import PARSER_KEYS, TOOL_PARSER
 from dynamo_local.core.suggestions import suggest
 from dynamo_local.engine.vllm.arguments import VllmKey, described_vllm, every_argument
 from dynamo_local.engine.vllm.command_line import REFUSED
 from dynamo_local.sdk.config.resolved import redact, shown
-from dynamo_local.supervisor.server.launch.launch import Launch
+from dynamo_local.supervisor.server.launch.choosing import CPU_SLOTS, MAX_LEN
+from dynamo_local.supervisor.server.launch.models import ModelSource
+from dynamo_local.supervisor.server.launch.plan import Decided, HttpAddress, Launch
+from dynamo_local.supervisor.server.launch.prepare import prepare, registry_of
+from dynamo_local.supervisor.server.launch.request import ServeRequest
+from dynamo_local.supervisor.upkeep.devices import beside
+from state.devices.holding import held_elsewhere
 
 if TYPE_CHECKING:
     from dynamo_local.core.endpoints.spec import EndpointSpec
@@ -30,6 +40,77 @@ _OF_ENDPOINTS = ("ENDPOINT", "MODEL", "WORKERS", "DEVICES EACH", "ARGUMENTS")
 _WIDTH = 100
 _INDENT = " " * 6
 _TITLES = {"options": "General"}
+
+
+def described(request: ServeRequest, http: HttpAddress, *, explain: bool, as_json: bool) -> str:
+    """The text of --explain, or else of --dry-run. Raises UsageError for what could not be started."""
+    if explain and request.of_endpoints:
+        raise UsageError("--explain shows what is chosen for a model, and none is named", "use --dry-run")
+    looks = explain or request.graph is None or request.of_endpoints
+    models = ModelSource(Console(err=True), fetches_weights=False) if looks else None
+    launch = prepare(request, http, os.environ, models)
+    if explain:
+        text = choices_as_json if as_json else choices_as_text
+        return text(request.model or launch.graph.target, launch)
+    for line in (*_notes(launch), *(_chosen_lines(request, launch) if request.of_endpoints else [])):
+        click.echo(line, err=True)
+    launch = beside(launch, held_elsewhere(launch.inventory, os.getpid()))
+    endpoints = registry_of(launch.paths, launch.endpoints, forget=launch.forget).entries.values()
+    specs = [entry.spec for entry in endpoints]
+    return plan_as_json(launch, specs) if as_json else plan_as_text(launch, specs)
+
+
+def lines_of_start(request: ServeRequest, launch: Launch) -> list[str]:
+    """What is said of a server that is about to start."""
+    return [*_notes(launch), *_chosen_lines(request, launch)]
+
+
+def _notes(launch: Launch) -> list[str]:
+    return [f"note: {note}" for note in launch.graph.notes]
+
+
+def _chosen_lines(request: ServeRequest, launch: Launch) -> list[str]:
+    """At most two lines about what was chosen."""
+    if request.of_endpoints:
+        slots = [one for one in launch.decided if one.setting == CPU_SLOTS]
+        return [f"{one.value} CPU slots, {one.reason} (--cpu-slots N: another number)" for one in slots]
+    lines = []
+    if request.graph is None:
+        workers = [service for service in launch.graph.services if service.gpu]
+        said = ", ".join(counted(service.workers, _kind(service.role)) for service in workers)
+        lines.append(f"{request.model}: {said}, {_summary(launch.decided)} (--explain: why)".replace(", (", " ("))
+    parsers = _parsers_line(launch.decided)
+    return [*lines, parsers] if parsers else lines
+
+
+def _kind(role: str) -> str:
+    return "worker" if role == AGGREGATED_ROLE else f"{role} worker"
+
+
+def _summary(decided: Sequence[Decided]) -> str:
+    """What was chosen, for one line: the settings that users ask about most."""
+    values = {one.setting: one.value for one in decided if one.value is not None}
+    parts = [
+        f"context {values[MAX_LEN]} tokens" if MAX_LEN in values else "",
+        f"KV cache {size(values['kv-cache-memory-bytes'])} for each worker"
+        if "kv-cache-memory-bytes" in values
+        else "",
+        f"{values['tensor-parallel-size']} GPUs for each worker" if values.get("tensor-parallel-size", 1) > 1 else "",
+        str(values.get("dtype", "")),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _parsers_line(decided: Sequence[Decided]) -> str:
+    """What was chosen for tools and reasoning, for one line. Empty if nothing had to be."""
+    found = {one.setting: one for one in decided if one.setting in PARSER_KEYS}
+    tools, reasoning = found.get(TOOL_PARSER), found.get("reasoning-parser")
+    parts = []
+    if tools is not None:
+        parts.append(f"tools: {tools.value or f'off, {tools.reason}'}")
+    if reasoning is not None and reasoning.value is not None:
+        parts.append(f"reasoning: {reasoning.value}")
+    return "; ".join(parts)
 
 
 def plan_as_json(launch: Launch, endpoints: Sequence[EndpointSpec] = ()) -> str:
@@ -103,7 +184,7 @@ def _configuration(service: ResolvedService) -> Iterator[tuple[str, str, str]]:
         yield service.name, key, shown(key, value)
 
 
-def choices_as_json(model: str, launch: Launch, decided: Sequence[Decided]) -> str:
+def choices_as_json(model: str, launch: Launch) -> str:
     """Return the decisions as JSON."""
     document = {
         "model": model,
@@ -114,20 +195,20 @@ def choices_as_json(model: str, launch: Launch, decided: Sequence[Decided]) -> s
         "devices": {str(device.id): device.name for device in launch.inventory.devices},
         "chosen": [
             {"setting": one.setting, "value": one.value, "services": one.services, "reason": one.reason}
-            for one in decided
+            for one in launch.decided
         ],
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
 
 
-def choices_as_text(model: str, launch: Launch, decided: Sequence[Decided]) -> str:
+def choices_as_text(model: str, launch: Launch) -> str:
     """Return the decisions as text: a table, and what was left open."""
     workers = ", ".join(f"{service.workers} {service.name}" for service in launch.graph.services if service.gpu)
     devices = ", ".join(device.name for device in launch.inventory.devices)
     names = _served(launch)
     served = f", served as {', '.join(names)}" if names else ""
     head = f"model      {model}{served}\ngraph      {launch.graph.target}: {workers}\ndevices    {devices}"
-    rows = [(one.setting, _shown_value(one), ", ".join(one.services) or "-", one.reason) for one in decided]
+    rows = [(one.setting, _shown_value(one), ", ".join(one.services) or "-", one.reason) for one in launch.decided]
     if not rows:
         return f"{head}\n\nNothing was chosen: everything is given."
     return f"{head}\n\n{table(('SETTING', 'VALUE', 'FOR', 'WHY'), rows)}"

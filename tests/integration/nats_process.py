@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dynamo_local.bus.address import BusAddress
-from dynamo_local.supervisor.server.launch.addresses import LOOPBACK
+from dynamo_local.supervisor.server.launch.plan import LOOPBACK
 from dynamo_local.supervisor.server.nats.nats_server import NatsServer, find_binary
 
 _DEADLINE_S = 60.0

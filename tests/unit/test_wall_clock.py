@@ -13,7 +13,7 @@ KNOWN = {
     "dynamo_local/cli/look.py": "what usage is asked for: the time of the question",
     "state/limits_file.py": "a note that keys have changed, which differs from the last one",
     "dynamo_local/planner/tensorboard.py": "names of event files begin with the second: which one it is, not how long",
-    "dynamo_local/supervisor/endpoints/start.py": "when endpoints of a file were created or changed: shown",
+    "dynamo_local/supervisor/endpoints/controller.py": "when endpoints of a file were created or changed: shown",
     "dynamo_local/bus/jetstream/streams.py": "how old a stored message is, which NATS has dated: shown, not waited for",
     "dynamo_local/cli/reports.py": "which day it is: events of other days are shown with their date",
     "dynamo_local/doctor/machine.py": "whether the clock is years behind: shown, never waited for",

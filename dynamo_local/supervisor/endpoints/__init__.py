@@ -1,7 +1,6 @@
 """Endpoints within a running server: brings what runs to what is ordered of them.
 
-    start.py         opens the registry when the server has started, and runs the controller
-    controller.py    takes orders, and has a task for each endpoint
+    controller.py    opens the registry when the server has started, takes orders, and has a task for each endpoint
     parts.py         what endpoints and their revisions work with
     orders.py        checks orders and writes them into the registry
     kept_registry.py the registry in memory and on disk

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from dynamo_local.core.endpoints.checks import check_devices, devices_of_worker
-from dynamo_local.core.endpoints.registry import Entry
+from dynamo_local.core.endpoints.registry import Entry, ordered
 from dynamo_local.core.endpoints.spec import EndpointSpec, served_names
 from dynamo_local.core.endpoints.turns import Limits
 from dynamo_local.core.errors import DeviceError, EndpointConflictError
@@ -27,13 +27,24 @@ from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher
 from dynamo_local.supervisor.endpoints.revisions.memory import MemoryRoom
 from dynamo_local.supervisor.endpoints.revisions.parking import Parking
 from dynamo_local.supervisor.endpoints.turns import TurnKeeper
-from dynamo_local.supervisor.places.capacity import Capacity, MachineFacts
-from dynamo_local.supervisor.server.controlled import ControlledServer
+from dynamo_local.supervisor.keys.start import take_key_orders
+from dynamo_local.supervisor.places.capacity import (
+    THIS_MACHINE,
+    Capacity,
+    ClusterCapacity,
+    MachineCapacity,
+    MachineFacts,
+)
+from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
 from dynamo_local.supervisor.server.launch.models import on_cpu
-from dynamo_local.supervisor.server.launch.prepare import check_clustered, own_names
+from dynamo_local.supervisor.server.launch.prepare import check_clustered, own_devices, own_names
 from dynamo_local.tasks import TaskGuard
 from state.devices.allocation import noun
+from state.endpoints.registry import RegistryStore
 from state.statefile.model import State
+
+_END_S = 4.0
+"""The time that tasks of endpoints have to end when the server does. What they leave undone goes with the server."""
 
 
 class EndpointController:
@@ -196,3 +207,35 @@ class EndpointController:
         """Whether another endpoint has workers that it is not to keep whatever happens."""
         others = (run for name, run in self._runs.items() if name != to and not run.deleting)
         return any(run.has_more_than_minimum for run in others)
+
+
+def endpoint_controller(launcher: EndpointLauncher, facts: MachineFacts = THIS_MACHINE) -> Controller:
+    """Return the controller of a server's endpoints, which opens the registry once the server has started."""
+
+    async def run(server: ControlledServer) -> None:
+        kept = await _open(server)
+        await take_key_orders(server)
+        tasks = TaskGuard()
+        try:
+            controller = EndpointController(server, kept, launcher, tasks, _capacity(server, facts), facts)
+            tasks.spawn("endpoints", controller.run())
+            await tasks.failed()
+        finally:
+            await tasks.close(_END_S)
+
+    return run
+
+
+async def _open(server: ControlledServer) -> KeptRegistry:
+    """The registry, with the endpoints that the command line gives. Raises StateError, UsageError."""
+    kept = await KeptRegistry.open(RegistryStore(server.lock), server.report)
+    await kept.change(lambda before: ordered(before, server.launch.endpoints, time.time()))
+    return kept
+
+
+def _capacity(server: ControlledServer, facts: MachineFacts) -> Capacity:
+    launch = server.launch
+    own = own_devices(launch.templates)
+    if server.nodes is None:
+        return MachineCapacity(launch.inventory, facts, own)
+    return ClusterCapacity(server.blueprint.current().inventory.kind, server.nodes, own)

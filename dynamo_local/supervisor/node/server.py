@@ -23,8 +23,7 @@ from dynamo_local.supervisor.node.agent import without_cluster
 from dynamo_local.supervisor.node.head import MOST_BYTES, HeadSilence, NodeOrder, gone
 from dynamo_local.supervisor.node.places import NodePlaces, NodePlans, forkserver_of
 from dynamo_local.supervisor.places.far import PlacesService
-from dynamo_local.supervisor.server.launch.launch import Launch
-from dynamo_local.supervisor.server.launch.plan import HttpAddress, revision_templates, stop_order
+from dynamo_local.supervisor.server.launch.plan import HttpAddress, Launch, revision_templates, stop_order
 from dynamo_local.supervisor.server.machinery import Machinery
 from dynamo_local.supervisor.server.nats.nats_server import write_bus_address
 from dynamo_local.supervisor.server.settings import ServerSettings, StopRequest, handled_signals

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from dynamo_local.core.errors import UsageError
 from dynamo_local.supervisor.places.port import Need, Slot
-from dynamo_local.supervisor.server.launch.launch import LOCAL
+from dynamo_local.supervisor.server.launch.plan import LOCAL
 from state.devices.allocation import DeviceKind
 
 __all__ = ["Cluster", "ClusterNode", "Need", "Slot"]

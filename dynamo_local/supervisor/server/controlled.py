@@ -14,7 +14,7 @@ from dynamo_local.supervisor.circus.process_registry import Registration
 from dynamo_local.supervisor.control.api import ControlApi
 from dynamo_local.supervisor.places.capacity import NodeCapacity
 from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
-from dynamo_local.supervisor.server.launch.launch import Launch
+from dynamo_local.supervisor.server.launch.plan import Launch
 from dynamo_local.supervisor.server.nats.streams import ServerStreams
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.settings import ServerSettings

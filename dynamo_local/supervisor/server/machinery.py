@@ -26,7 +26,7 @@ from dynamo_local.supervisor.circus.process_registry import Registration, StateR
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
 from dynamo_local.supervisor.places.local import Books, CircusWatchers, LocalPlaces
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
-from dynamo_local.supervisor.server.launch.launch import Launch
+from dynamo_local.supervisor.server.launch.plan import Launch
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
 from dynamo_local.supervisor.server.nats.nats_server import NatsServer
 from dynamo_local.supervisor.server.reports.event_sources import ServerEvents

@@ -13,7 +13,7 @@ from dynamo_local.bus.address import BusAddress
 from dynamo_local.core.errors import StateError
 from dynamo_local.core.names import NAMESPACE_ENV
 from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
-from dynamo_local.supervisor.server.launch.launch import Launch
+from dynamo_local.supervisor.server.launch.plan import Launch
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.supervisor.server.nats.nats_server import NatsServer
 from dynamo_local.supervisor.server.reports import logs

@@ -15,7 +15,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.core.codec import prepare_structs
 from dynamo_local.core.errors import BusError
 from dynamo_local.supervisor.server.controlled import Controller
-from dynamo_local.supervisor.server.launch.launch import Launch
+from dynamo_local.supervisor.server.launch.plan import Launch
 from dynamo_local.supervisor.server.machinery import Machinery
 from dynamo_local.supervisor.server.ownership import Ownership, owner_at
 from dynamo_local.supervisor.server.reports.report import Report

@@ -37,7 +37,7 @@ from state.statefile.store import StateStore
 from state.statefile.transitions import taken
 
 if TYPE_CHECKING:
-    from dynamo_local.supervisor.server.launch.launch import Launch
+    from dynamo_local.supervisor.server.launch.plan import Launch
 
 
 _EVERY_S = 1.0

@@ -10,7 +10,7 @@ import msgspec
 
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.supervisor.server.launch.addresses import external_bus
-from dynamo_local.supervisor.server.launch.launch import Launch
+from dynamo_local.supervisor.server.launch.plan import Launch
 from dynamo_local.supervisor.server.settings import ServerSettings
 from tests.integration.supervisor.exit_code import exit_code_of_serving
 from tests.integration.supervisor.serve_tiny import tiny_launch

@@ -12,20 +12,19 @@ from pathlib import Path
 
 import msgspec
 
-from dynamo_local.cli.served_endpoints import EndpointToolMaker
+from dynamo_local.cli.output import Console
 from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.names import Revision
 from dynamo_local.core.sizing.machine import GIB
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
-from dynamo_local.sdk.graph import Graph
-from dynamo_local.supervisor.endpoints.revisions.launch import MakeTools, ModelTools
-from dynamo_local.supervisor.endpoints.start import endpoint_controller
+from dynamo_local.supervisor.endpoints.controller import endpoint_controller
+from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher, Launched
 from dynamo_local.supervisor.places.capacity import MachineFacts
-from dynamo_local.supervisor.server.launch.launch import Launch
-from dynamo_local.supervisor.server.launch.plan import HttpAddress, plan_services, service_templates
-from dynamo_local.supervisor.server.launch.prepare import Chosen, without_devices
+from dynamo_local.supervisor.server.launch.plan import HttpAddress, Launch, plan_services, service_templates
+from dynamo_local.supervisor.server.launch.prepare import without_devices
 from dynamo_local.supervisor.server.reports.report import Report
 from dynamo_local.supervisor.server.settings import ServerSettings
-from state.devices.allocation import Inventory, cpu_slots
+from state.devices.allocation import cpu_slots
 from state.devices.inventory import usable_cores
 from state.machine.memory import Memory
 from state.paths import StatePaths
@@ -52,18 +51,11 @@ WORKER_BYTES, KV_BYTES = 3 * GIB, GIB
 """What each mocker is said to take of the memory."""
 
 
-def with_memory(make_tools: MakeTools) -> MakeTools:
-    """Tools that say what a mocker takes of the memory, as they do of an engine."""
+class Launcher(EndpointLauncher):
+    """Says what a mocker takes of the memory, as of an engine."""
 
-    def make(spec: EndpointSpec, inventory: Inventory, report: Report) -> ModelTools:
-        tools = make_tools(spec, inventory, report)
-
-        def choose(graph: Graph, resolved: ResolvedGraph, inventory: Inventory) -> Chosen:
-            return replace(tools.choose(graph, resolved, inventory), engine_bytes=WORKER_BYTES, kv_bytes=KV_BYTES)
-
-        return replace(tools, choose=choose)
-
-    return make
+    def prepare(self, revision: Revision, spec: EndpointSpec, report: Report) -> Launched:
+        return replace(super().prepare(revision, spec, report), engine_bytes=WORKER_BYTES, kv_bytes=KV_BYTES)
 
 
 def launch(namespace: str, slots: int) -> Launch:
@@ -103,9 +95,8 @@ def main() -> int:
         ready_deadline_s=ready_s, drain_deadline_s=5, restart_delay_max_s=0.2, turn_s=float(turn_s)
     )
     launched = launch(namespace, int(slots))
-    tools = with_memory(EndpointToolMaker.at_start(launched.probed))
-    controller = endpoint_controller(tools, forks=False, facts=FACTS)
-    return exit_code_of_serving(launched, settings, controller)
+    launcher = Launcher.at_start(launched, Console(), forks=False, memory=FACTS.memory)
+    return exit_code_of_serving(launched, settings, endpoint_controller(launcher, FACTS))
 
 
 if __name__ == "__main__":

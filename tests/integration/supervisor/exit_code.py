@@ -8,7 +8,7 @@ from dynamo_local.cli.commands import INTERRUPTED
 from dynamo_local.cli.output import Console
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.supervisor.server.controlled import Controller
-from dynamo_local.supervisor.server.launch.launch import Launch
+from dynamo_local.supervisor.server.launch.plan import Launch
 from dynamo_local.supervisor.server.serve import serve
 from dynamo_local.supervisor.server.settings import ServerSettings
 

@@ -15,7 +15,8 @@ from dynamo_local.core.names import endpoint_of
 from dynamo_local.core.planning.actions import Action, DeviceLimits
 from dynamo_local.supervisor.server.controlled import ControlledServer
 from dynamo_local.supervisor.server.launch.plan import HttpAddress
-from dynamo_local.supervisor.server.launch.prepare import ServeRequest, prepare
+from dynamo_local.supervisor.server.launch.prepare import prepare
+from dynamo_local.supervisor.server.launch.request import ServeRequest
 from dynamo_local.supervisor.server.settings import ServerSettings
 from tests.integration.supervisor.exit_code import exit_code_of_serving
 

@@ -11,8 +11,7 @@ import sys
 
 from dynamo_local.sdk import load_graph
 from dynamo_local.sdk.config.configuration import resolve
-from dynamo_local.supervisor.server.launch.launch import Launch
-from dynamo_local.supervisor.server.launch.plan import HttpAddress, service_templates
+from dynamo_local.supervisor.server.launch.plan import HttpAddress, Launch, service_templates
 from dynamo_local.supervisor.server.settings import ServerSettings
 from state.devices.allocation import Device, Inventory
 from state.paths import StatePaths

@@ -13,8 +13,7 @@ import msgspec
 
 from dynamo_local.core.process.restarts import CircusDeadlines
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
-from dynamo_local.supervisor.server.launch.launch import Launch
-from dynamo_local.supervisor.server.launch.plan import HttpAddress, plan_services, service_templates
+from dynamo_local.supervisor.server.launch.plan import HttpAddress, Launch, plan_services, service_templates
 from dynamo_local.supervisor.server.settings import ServerSettings
 from state.devices.allocation import cpu_slots
 from state.paths import StatePaths

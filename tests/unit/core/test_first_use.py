@@ -70,7 +70,7 @@ def test_the_first_use_of_a_class_may_be_in_several_threads(program: str) -> Non
 def test_all_structs_of_a_server_and_a_frontend_can_be_prepared() -> None:
     program = (
         "import components.frontend.service, components.workers.engine_service\n"
-        "import dynamo_local.supervisor.endpoints.start\n"
+        "import dynamo_local.supervisor.endpoints.controller\n"
         "from dynamo_local.core.codec import prepare_structs\n"
         "prepare_structs()\n"
     )

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -17,23 +17,17 @@ from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import DynamoError, UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE
 from dynamo_local.core.names import Revision
+from dynamo_local.core.sizing.machine import Machine
 from dynamo_local.model.weights import MODEL_FILES_ENV, read_identity
-from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.config.sections import Flag
-from dynamo_local.sdk.graph import Graph, load_graph
 from dynamo_local.supervisor.endpoints.revisions.memory import worker_bytes
-from dynamo_local.supervisor.server.launch.addresses import check_kv_networks
+from dynamo_local.supervisor.server.launch.choosing import Chooser, machine_of
 from dynamo_local.supervisor.server.launch.machine_room import check_memory_for_wake, check_room_for_workers
-from dynamo_local.supervisor.server.launch.models import Obtain, with_models, without_downloads_for_mockers
-from dynamo_local.supervisor.server.launch.plan import revision_templates
-from dynamo_local.supervisor.server.launch.prepare import (
-    Chooser,
-    Chosen,
-    NamedModels,
-    with_named_models,
-    without_preloads,
-)
+from dynamo_local.supervisor.server.launch.models import ModelSource
+from dynamo_local.supervisor.server.launch.plan import Launch, revision_templates
+from dynamo_local.supervisor.server.launch.prepare import settle
+from dynamo_local.supervisor.server.launch.request import request_of_endpoint
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
 from dynamo_local.supervisor.server.reports.report import Report
 from state.devices.allocation import Inventory
@@ -82,31 +76,8 @@ def _folder(service: ResolvedService) -> str:
     return model if isinstance(model, str) and Path(model).is_dir() else ""
 
 
-AGGREGATED = "components.graphs.aggregated:Frontend"
-DISAGGREGATED = "components.graphs.disaggregated:Frontend"
-
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class ModelTools:
-    """What the command line does for a model, for one endpoint.
-
-    `flags` and `overrides`: the endpoint's settings as options, see ServeRequest. `choose`, `named`, `obtain`: see
-    `server.launch.prepare`.
-    """
-
-    flags: tuple[Flag, ...]
-    overrides: tuple[str, ...]
-    choose: Chooser
-    named: NamedModels
-    obtain: Obtain
-
-
-MakeTools = Callable[[EndpointSpec, Inventory, Report], ModelTools]
-"""Makes the tools for an endpoint's model on the server's devices. They show their progress in the report, which may
-raise to end them. Raises UsageError for settings that no service takes."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +85,7 @@ class Launched:
     """What a revision runs: the graph for its frontend and workers, and the templates of the latter.
 
     `engine_bytes` and `kv_bytes`: what each worker takes of the machine's memory at most, and its KV cache, see
-    `server.launch.Chosen`. `files`: identity of the model's files, by folder.
+    `choosing.Chosen`. `files`: identity of the model's files, by folder.
     """
 
     graph: ResolvedGraph
@@ -130,18 +101,38 @@ class Launched:
 
 @dataclass(frozen=True)
 class EndpointLauncher:
-    """Launches the endpoints of one server. `forks`: whether workers may be forked from the fork server. `memory`:
-    there is now. `is_here`: whether the workers live on this machine. What other machines have room for, and when their
-    model's files were written, is not known."""
+    """Launches the endpoints of one server.
+
+    `machine`: as it was before the first of their workers: what each gets of its memory goes by devices, and does not
+    depend on which others run. `flags`: for the workers of all endpoints, unless one has its own. `forks`: whether
+    workers may be forked from the fork server. `memory`: there is now. `is_here`: whether the workers live on this
+    machine. What other machines have room for, and when their model's files were written, is not known.
+    """
 
     namespace: str
     root: Path
     inventory: Inventory
-    make_tools: MakeTools
+    machine: Machine
     report: Report
+    flags: tuple[Flag, ...] = ()
     forks: bool = True
     memory: Callable[[], Memory | None] = machine_memory
     is_here: bool = True
+
+    @classmethod
+    def at_start(
+        cls,
+        launch: Launch,
+        report: Report,
+        flags: tuple[Flag, ...] = (),
+        *,
+        forks: bool = True,
+        memory: Callable[[], Memory | None] = machine_memory,
+    ) -> Self:
+        """That of a server that is about to start."""
+        inventory, paths, is_here = launch.probed, launch.paths, not launch.clustered
+        machine = machine_of(inventory, len(inventory.devices))
+        return cls(paths.namespace, paths.root, inventory, machine, report, flags, forks, memory, is_here)
 
     async def launch(self, revision: Revision, spec: EndpointSpec, progress: Callable[[str], None]) -> Launched:
         """Decide what the revision runs, and get its model. `progress` is told in words how far that is.
@@ -157,13 +148,11 @@ class EndpointLauncher:
 
     def prepare(self, revision: Revision, spec: EndpointSpec, report: Report) -> Launched:
         """As `launch`, in this thread."""
-        tools = self.make_tools(spec, self.inventory, report)
-        graph = load_graph(DISAGGREGATED if spec.disaggregated else AGGREGATED)
-        chosen = tools.choose(graph, self._resolve(graph, spec, tools, Chosen()), self.inventory)
-        resolved = self._resolve(graph, spec, tools, chosen)
-        resolved = with_named_models(graph, resolved, tools.named)
-        resolved = with_models(graph, resolved, tools.obtain, on_cpu=self.inventory.kind == "cpu-slot")
-        check_kv_networks(resolved, here=self.is_here)
+        request = request_of_endpoint(spec, self.namespace, self.flags, forks=self.forks)
+        chooser = Chooser(sized=True, scaling=spec.most_workers > spec.least_awake, machine=self.machine)
+        given, models = request.resolve(), ModelSource(report)
+        settled = settle(request, given, self.inventory, chooser, models, is_here=self.is_here)
+        resolved, chosen = settled.graph, settled.chosen
         files = files_of(resolved) if self.is_here else {}
         resolved = with_files(resolved, files)
         templates = revision_templates(resolved, str(revision), self.root)
@@ -183,13 +172,6 @@ class EndpointLauncher:
         """Raise MemoryShortError if the machine has no memory for the KV caches of so many parked workers. Blocks."""
         if self.is_here:
             check_memory_for_wake(number, launched.kv_bytes, self.memory)
-
-    def _resolve(self, graph: Graph, spec: EndpointSpec, tools: ModelTools, chosen: Chosen) -> ResolvedGraph:
-        resolved = resolve(
-            graph, None, tools.overrides, self.namespace, spec.model, flags=tools.flags, chosen=chosen.sections
-        )
-        resolved = without_downloads_for_mockers(graph, resolved)
-        return resolved if self.forks else without_preloads(resolved)
 
     def _check_devices(self, spec: EndpointSpec, templates: tuple[ServiceTemplate, ...]) -> None:
         most = len(self.inventory.devices)

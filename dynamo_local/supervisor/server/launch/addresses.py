@@ -17,12 +17,10 @@ from dynamo_local.bus.address import BusAddress
 from dynamo_local.core.addresses import host_in_url
 from dynamo_local.core.errors import PortInUseError, UsageError
 from dynamo_local.sdk.config.resolved import ResolvedGraph
-from dynamo_local.supervisor.server.launch.plan import HttpAddress
+from dynamo_local.supervisor.server.launch.plan import LOOPBACK, HttpAddress
 from state.machine.interfaces import interface_in, interfaces, network_of
 from state.machine.listeners import Listener, listener_on
 from state.machine.threads import family_of
-
-LOOPBACK = "127.0.0.1"
 
 NATS_SERVER_ENV = "NATS_SERVER"
 """Address of the NATS server to use instead of starting one; --nats-url takes precedence."""

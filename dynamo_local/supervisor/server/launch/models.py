@@ -1,4 +1,5 @@
-"""Has the models of a graph checked and fetched before its processes start, and gives these the folders."""
+"""The models of what is launched: found, checked and fetched before any process starts, and given to services as
+folders."""
 
 from __future__ import annotations
 
@@ -11,45 +12,109 @@ import msgspec
 from dynamo_local.core.endpoints.adapters import with_room
 from dynamo_local.core.endpoints.registry import Registry
 from dynamo_local.core.endpoints.spec import EndpointSpec
-from dynamo_local.core.errors import UsageError
+from dynamo_local.core.errors import DynamoError, UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
+from dynamo_local.core.sizing.model_facts import ModelFacts
+from dynamo_local.engine.vllm.command_line import OF_VLLM
 from dynamo_local.model.adapter import check_adapter, read_base
-from dynamo_local.model.named.names import QUICKSTART, RANDOM
-from dynamo_local.model.obtain import Obtained, Wish, wish_of
-from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
+from dynamo_local.model.facts import read_config_facts, read_facts
+from dynamo_local.model.named.names import NAMES, QUICKSTART, RANDOM, NamedModel, named_model
+from dynamo_local.model.obtain import Obtained, Wish, obtain, wish_of
+from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.sdk.graph import Graph
-from dynamo_local.sdk.service import spec_of
+from dynamo_local.supervisor.server.reports.report import Report
 from state.devices.allocation import Inventory
 
-Obtain = Callable[[Wish], Obtained]
-
-_MODEL = "model"
-_SERVED_NAME = "served-model-name"
+MODEL, SERVED_NAME, MOCKER = "model", "served-model-name", "mocker"
+_DTYPE = "dtype"
 _ENGINE = "engine"
-_MOCKER = "mocker"
-_OF_VLLM = "load-format"
-"""A key of every service that takes vLLM's settings."""
 
 
-def with_models(graph: Graph, resolved: ResolvedGraph, obtain: Obtain, on_cpu: bool) -> ResolvedGraph:
-    """The graph with each model that its workers load in place: checked, fetched once, and named by its folder.
+class _KnownError(DynamoError):
+    """Ends `obtain` where its facts are wanted and not its weights."""
 
-    Services still serve it under the name that was given, unless they have another. The models of mockers are left as
-    they are, since nothing loads them. Raises what `obtain` raises.
+    def __init__(self, facts: ModelFacts) -> None:
+        super().__init__("the facts are known")
+        self.facts = facts
+
+
+class ModelSource:
+    """Finds models, each once. `fetches_weights`: False only to look what a model is."""
+
+    def __init__(self, report: Report, *, fetches_weights: bool = True) -> None:
+        self._report = report
+        self._fetches_weights = fetches_weights
+        self._named: dict[str, NamedModel] = {}
+        self._obtained: dict[str, Obtained] = {}
+
+    def facts(
+        self, config: Mapping[str, Any], *, computing: bool, on_cpu: bool, fit: Callable[[ModelFacts], None]
+    ) -> ModelFacts | None:
+        """The facts of the model of a service with that configuration; None if vLLM is to find it.
+
+        `fit` is called with them before weights are fetched, and may raise. `computing`: engines load the model.
+        Raises DynamoError for what cannot be had or loaded.
+        """
+        model = str(config["model"])
+        if model in NAMES:
+            facts = read_facts(self.named(model).folder)
+            fit(facts)
+            return facts
+        if not computing:
+            return _tokenizer_facts(Path(model).expanduser())
+        try:
+            found = self._find(wish_of(config, on_cpu), fit)
+        except _KnownError as known:
+            return known.facts
+        return None if found.folder is None else found.facts
+
+    def named(self, name: str) -> NamedModel:
+        """The model of one of `NAMES`. Raises UsageError if it cannot be had."""
+        if name not in self._named:
+            self._named[name] = named_model(name, self._report.step)
+        return self._named[name]
+
+    def obtain(self, wish: Wish) -> Obtained:
+        """A model that is ready to be loaded. Raises DynamoError."""
+        try:
+            return self._find(wish, lambda _: None)
+        except _KnownError:
+            return Obtained(wish.model, wish.model)
+
+    def _find(self, wish: Wish, fit: Callable[[ModelFacts], None]) -> Obtained:
+        def before_weights(facts: ModelFacts) -> None:
+            fit(facts)
+            if not self._fetches_weights and not Path(wish.model).expanduser().is_dir():
+                raise _KnownError(facts)
+
+        if wish.model not in self._obtained:
+            self._obtained[wish.model] = obtain(wish, self._report, before_weights)
+        return self._obtained[wish.model]
+
+
+def _tokenizer_facts(folder: Path) -> ModelFacts | None:
+    """Facts for a frontend before mockers, which load no model. Whatever is wrong, the frontend will say."""
+    try:
+        return read_config_facts(folder) if folder.is_dir() else None
+    except (DynamoError, OSError):
+        return None
+
+
+def with_models(graph: Graph, resolved: ResolvedGraph, models: ModelSource, *, on_cpu: bool) -> ResolvedGraph:
+    """The graph with each model in place, by its folder: those that are given by name, and those that its workers load,
+    which are checked and fetched.
+
+    Services still serve it under the name that was given, unless they have another, and load a named model in the dtype
+    that it needs, unless the configuration says otherwise. The other models of mockers are left as they are, since
+    nothing loads them. Raises DynamoError for what cannot be had or loaded.
     """
-    keys = {spec.name: frozenset(spec.schema.keys()) for spec in map(spec_of, graph.services)}
+    resolved = _reconfigured(graph, resolved, lambda config, keys: _with_named(config, keys, models))
+    keys = {spec.name: frozenset(spec.schema.keys()) for spec in graph.specs}
     obtained: dict[str, Obtained] = {}
     for service in resolved.services:
-        if _loads(service, keys[service.name]) and service.config[_MODEL] not in obtained:
-            obtained[service.config[_MODEL]] = obtain(wish_of(service.config, on_cpu))
-
-    def replaced(service: ResolvedService) -> ResolvedService:
-        found = obtained.get(service.config.get(_MODEL, ""))
-        if found is None or _OF_VLLM not in keys[service.name]:
-            return service
-        return msgspec.structs.replace(service, config=_config(service.config, found, keys[service.name]))
-
-    return msgspec.structs.replace(resolved, services=tuple(map(replaced, resolved.services)))
+        if _loads(service.config, keys[service.name]) and service.config[MODEL] not in obtained:
+            obtained[service.config[MODEL]] = models.obtain(wish_of(service.config, on_cpu))
+    return _reconfigured(graph, resolved, lambda config, keys: _with_obtained(config, keys, obtained))
 
 
 def without_downloads_for_mockers(graph: Graph, resolved: ResolvedGraph) -> ResolvedGraph:
@@ -58,36 +123,57 @@ def without_downloads_for_mockers(graph: Graph, resolved: ResolvedGraph) -> Reso
     Mockers compute nothing, so that the real model would be fetched for its tokenizer alone.
     """
     engines = [service for service in resolved.services if service.role in ENGINE_ROLES]
-    if not engines or any(service.config.get(_ENGINE) != _MOCKER for service in engines):
+    if not engines or any(service.config.get(_ENGINE) != MOCKER for service in engines):
         return resolved
-    keys = {spec.name: frozenset(spec.schema.keys()) for spec in map(spec_of, graph.services)}
 
-    def replaced(service: ResolvedService) -> ResolvedService:
-        if service.config.get(_MODEL) != QUICKSTART:
-            return service
-        config = {**service.config, _MODEL: RANDOM}
-        if _SERVED_NAME in keys[service.name]:
-            config.setdefault(_SERVED_NAME, [QUICKSTART])
-        return msgspec.structs.replace(service, config=config)
+    def replaced(config: Mapping[str, Any], keys: frozenset[str]) -> Mapping[str, Any]:
+        if config.get(MODEL) != QUICKSTART:
+            return config
+        return _where_not_given({**config, MODEL: RANDOM}, keys, {SERVED_NAME: [QUICKSTART]})
 
-    return msgspec.structs.replace(resolved, services=tuple(map(replaced, resolved.services)))
+    return _reconfigured(graph, resolved, replaced)
 
 
-def _loads(service: ResolvedService, keys: frozenset[str]) -> bool:
-    """Whether the service is a worker that loads a model with vLLM."""
-    is_worker = {_ENGINE, _OF_VLLM} <= keys
-    return is_worker and service.config.get(_ENGINE) != _MOCKER and isinstance(service.config.get(_MODEL), str)
+def _reconfigured(
+    graph: Graph, resolved: ResolvedGraph, change: Callable[[Mapping[str, Any], frozenset[str]], Mapping[str, Any]]
+) -> ResolvedGraph:
+    """The graph with each configuration changed; `change` is told the keys of its service as well."""
+    keys = {spec.name: frozenset(spec.schema.keys()) for spec in graph.specs}
+    services = (
+        msgspec.structs.replace(service, config=dict(change(service.config, keys[service.name])))
+        for service in resolved.services
+    )
+    return msgspec.structs.replace(resolved, services=tuple(services))
 
 
-def _config(config: Mapping[str, Any], found: Obtained, keys: frozenset[str]) -> dict[str, Any]:
+def _with_named(config: Mapping[str, Any], keys: frozenset[str], models: ModelSource) -> Mapping[str, Any]:
+    if config.get(MODEL) not in NAMES:
+        return config
+    found = models.named(config[MODEL])
+    dtype = {} if found.dtype is None else {_DTYPE: found.dtype}
+    return _where_not_given({**config, MODEL: str(found.folder)}, keys, {SERVED_NAME: [found.served_name], **dtype})
+
+
+def _with_obtained(
+    config: Mapping[str, Any], keys: frozenset[str], obtained: Mapping[str, Obtained]
+) -> Mapping[str, Any]:
     """The configuration with the folder. A folder has no revisions, so that setting goes."""
-    if found.model == config[_MODEL]:
-        return dict(config)
-    named = {**config, _MODEL: found.model}
-    named.pop("revision", None)
-    if _SERVED_NAME in keys:
-        named.setdefault(_SERVED_NAME, [found.served_name])
-    return named
+    found = obtained.get(config.get(MODEL, ""))
+    if found is None or OF_VLLM not in keys or found.model == config[MODEL]:
+        return config
+    kept = {key: value for key, value in config.items() if key != "revision"}
+    return _where_not_given({**kept, MODEL: found.model}, keys, {SERVED_NAME: [found.served_name]})
+
+
+def _where_not_given(config: Mapping[str, Any], keys: frozenset[str], settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration with those of the settings that the service has, where it does not give them."""
+    return {**config, **{key: value for key, value in settings.items() if key in keys and key not in config}}
+
+
+def _loads(config: Mapping[str, Any], keys: frozenset[str]) -> bool:
+    """Whether the service is a worker that loads a model with vLLM."""
+    is_worker = {_ENGINE, OF_VLLM} <= keys
+    return is_worker and config.get(_ENGINE) != MOCKER and isinstance(config.get(MODEL), str)
 
 
 # Room for LoRA adapters, as the files of these adapters ask for it.

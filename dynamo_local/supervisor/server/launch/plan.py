@@ -1,4 +1,5 @@
-"""Plans the watchers of a resolved graph: their commands, environments and devices. Pure."""
+"""Plans the watchers of a resolved graph: their commands, environments and devices; and what a server starts in all.
+Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
+from dynamo_local.bus.address import BusAddress
 from dynamo_local.core.addresses import host_in_url
+from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE
 from dynamo_local.core.names import (
@@ -30,6 +34,11 @@ from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.server.launch.templates import ENDPOINT_WORKERS, ServiceTemplate, WatcherPlan
 from state.devices.allocation import DEVICES_VARIABLE, SHARE_VARIABLE, Inventory, allocate, environment_for, threads_for
 from state.paths import STATE_DIR_VARIABLE, StatePaths
+
+LOCAL = "local"
+"""The environment of workers on this machine: no cluster."""
+
+LOOPBACK = "127.0.0.1"
 
 MOST_FRONTENDS = 32
 """Frontends of one server: half of the places that there are for them (components/frontend/limits/places.py), so that
@@ -238,3 +247,73 @@ def _check_root(graph: ResolvedGraph, http: HttpAddress) -> None:
             f"{root.name} listens on the one port of the graph and cannot have {root.workers} workers",
             f"set {root.name}.ServiceArgs.workers to {'1' if most == 1 else f'a number from 1 to {most}'}",
         )
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A setting that was chosen. `services`: those that get it; empty if it concerns no configuration. `value` None:
+    nothing was chosen."""
+
+    setting: str
+    value: Any
+    services: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a server starts, as `prepare` decides. `templates` are the services, `services` their first watchers.
+
+    `bus`: the NATS server to use; None if the server is to start its own, which listens on `bus_host`. `endpoints` and
+    `forget`: as in the request. `devices`: those of this machine; None: as `inventory`.
+    `decided`: what was chosen for the model."""
+
+    graph: ResolvedGraph
+    inventory: Inventory
+    paths: StatePaths
+    bus: BusAddress | None
+    http: HttpAddress
+    templates: tuple[ServiceTemplate, ...]
+    services: tuple[WatcherPlan, ...]
+    forkserver: WatcherPlan | None = None
+    endpoints: tuple[EndpointSpec, ...] = ()
+    forget: bool = False
+    bus_host: str = LOOPBACK
+    environment: str = LOCAL
+    cluster_address: str | None = None
+    devices: Inventory | None = None
+    decided: tuple[Decided, ...] = ()
+
+    @property
+    def probed(self) -> Inventory:
+        """The devices of this machine, by which settings are chosen, whether workers are to live on them or not."""
+        return self.devices or self.inventory
+
+    @property
+    def clustered(self) -> bool:
+        """Whether workers live on the nodes of a cluster. `services` and `inventory` are without them then."""
+        return self.environment != LOCAL
+
+    @property
+    def own_templates(self) -> tuple[ServiceTemplate, ...]:
+        """The templates of the services whose processes are on this machine."""
+        return here(self.templates, clustered=self.clustered)
+
+    @property
+    def importing(self) -> dict[str, str]:
+        """What the processes of each watcher import before they start, for those that are forked from the fork server:
+        the package of the module that it preloads, such as "vllm"."""
+        if self.forkserver is None:
+            return {}
+        preloads = {service.name: service.preload for service in self.graph.services}
+        found = {plan.name: preloads[plan.watcher.service] for plan in self.services}
+        return {watcher: _package(module) for watcher, module in found.items() if module is not None}
+
+
+def here(templates: Sequence[ServiceTemplate], *, clustered: bool) -> tuple[ServiceTemplate, ...]:
+    """The templates whose processes are on the machine of the server."""
+    return tuple(one for one in templates if not clustered or one.role not in ENGINE_ROLES)
+
+
+def _package(module: str) -> str:
+    return module.rpartition(".")[0].rpartition(".")[2] or module

@@ -27,7 +27,7 @@ from dynamo_local.core.addresses import host_in_url
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.watchers import WatcherSpec
-from dynamo_local.supervisor.server.launch.addresses import LOOPBACK
+from dynamo_local.supervisor.server.launch.plan import LOOPBACK
 from dynamo_local.supervisor.server.reports.logs import last_error, tail
 from state.files import replace_file
 

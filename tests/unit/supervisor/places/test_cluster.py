@@ -91,7 +91,7 @@ async def test_who_has_let_go_does_not_take_it_again() -> None:
 
 def test_a_server_on_this_machine_imports_nothing_of_a_cluster() -> None:
     program = (
-        "import dynamo_local.cli.serving, dynamo_local.supervisor.server.server, sys\n"
+        "import dynamo_local.cli.serve_output, dynamo_local.supervisor.server.server, sys\n"
         "import dynamo_local.supervisor.server.nodes, dynamo_local.supervisor.node.server\n"
         "print([name for name in sys.modules if name == 'ray' or name.startswith(('ray.', 'dynamo_local.ray'))])"
     )

@@ -15,8 +15,7 @@ from dynamo_local.core.errors import DeviceError
 from dynamo_local.planner.session import usable_devices
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
-from dynamo_local.supervisor.server.launch.launch import Launch
-from dynamo_local.supervisor.server.launch.plan import HttpAddress, service_templates
+from dynamo_local.supervisor.server.launch.plan import HttpAddress, Launch, service_templates
 from dynamo_local.supervisor.upkeep import devices
 from dynamo_local.supervisor.upkeep.devices import (
     DeviceHolding,

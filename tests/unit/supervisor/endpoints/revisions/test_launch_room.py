@@ -1,4 +1,4 @@
-"""A worker for which the machine has no memory is refused before it starts."""
+"""Workers of endpoints are sized for the machine, and refused before they start if it has no memory for them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.errors import UsageError
+from dynamo_local.core.sizing.machine import Machine
 from dynamo_local.sdk.config.resolved import ResolvedGraph
-from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher, Launched, ModelTools
+from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher, Launched
+from dynamo_local.supervisor.server.launch.plan import HttpAddress, Launch
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
 from state.devices.allocation import cpu_slots
+from state.paths import StatePaths
 from tests.unit.supervisor.recording import RecordingReport
 
 
-def no_tools(*_: object) -> ModelTools:
-    raise AssertionError("nothing is launched")
-
-
 def test_more_memory_than_is_free_is_refused_in_one_line(tmp_path: Path) -> None:
-    launcher = EndpointLauncher("ns", tmp_path, cpu_slots([0], 1), no_tools, RecordingReport())
+    launcher = EndpointLauncher("ns", tmp_path, cpu_slots([0], 1), Machine(1), RecordingReport())
     graph = ResolvedGraph("m:F", "ns", ())
     templates = (ServiceTemplate("VllmWorker", "aggregated", (), {}, 1, 1),)
     launcher.check_room(Launched(graph, templates, 1), 1, prefill=False)
@@ -30,3 +29,10 @@ def test_more_memory_than_is_free_is_refused_in_one_line(tmp_path: Path) -> None
     # Nothing is to be started.
     launcher.check_room(large, 0, prefill=False)
     launcher.check_room(large, 2, prefill=True)
+
+
+def test_every_endpoint_is_sized_for_the_machine_of_the_start(tmp_path: Path) -> None:
+    graph, paths = ResolvedGraph("m:F", "ns", ()), StatePaths(tmp_path, "ns")
+    launch = Launch(graph, cpu_slots(range(4), 2), paths, None, HttpAddress("127.0.0.1", 1), (), ())
+    machine = EndpointLauncher.at_start(launch, RecordingReport()).machine
+    assert (machine.cores, machine.slots) == (4, 2)

@@ -12,13 +12,20 @@ from dynamo_local.core.endpoints.checks import read_spec
 from dynamo_local.core.endpoints.registry import Registry, ordered
 from dynamo_local.core.endpoints.spec import AdapterRoom, EndpointSpec
 from dynamo_local.core.errors import EndpointConflictError, UsageError
+from dynamo_local.model.named.names import NamedModel
 from dynamo_local.model.obtain import Obtained, Wish
 from dynamo_local.sdk import depends, service
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.graph import build_graph
-from dynamo_local.supervisor.server.launch.models import with_models, with_rooms, without_downloads_for_mockers
+from dynamo_local.supervisor.server.launch.models import (
+    ModelSource,
+    with_models,
+    with_rooms,
+    without_downloads_for_mockers,
+)
 from state.devices.allocation import cpu_slots
 from tests.unit import adapter_files
+from tests.unit.supervisor.recording import RecordingReport
 
 
 @dataclass(frozen=True)
@@ -67,13 +74,23 @@ class Front:
     decode = depends(Decode)
 
 
-class Obtains:
+NAMED = {
+    "quickstart": NamedModel(Path("/fetched"), "quickstart"),
+    "random": NamedModel(Path("/made"), "random", "float32"),
+}
+
+
+class Obtains(ModelSource):
     """Finds every model in /there, and keeps what it was asked for."""
 
     def __init__(self) -> None:
+        super().__init__(RecordingReport())
         self.wishes: list[Wish] = []
 
-    def __call__(self, wish: Wish) -> Obtained:
+    def named(self, name: str) -> NamedModel:
+        return NAMED[name]
+
+    def obtain(self, wish: Wish) -> Obtained:
         self.wishes.append(wish)
         if "://" in wish.model or wish.model.startswith("/"):
             return Obtained(wish.model, wish.model)
@@ -137,6 +154,62 @@ def test_a_graph_without_models_asks_for_none() -> None:
     obtains = Obtains()
     obtained(obtains)
     assert not obtains.wishes
+
+
+# Models that are given by name.
+
+
+@dataclass(frozen=True)
+class NamedSettings:
+    model: str = ""
+    served_model_name: list[str] | None = None
+    dtype: str = "auto"
+
+
+@service(config=NamedSettings)
+class Named:
+    """Takes a model and the name to serve it under."""
+
+    plain = depends(Stranger)
+
+
+def named(*overrides: str) -> dict[str, dict[str, object]]:
+    """Configuration of each service after the named models were put in. Asking for another name is an error."""
+    graph = build_graph("m:Named", Named, ())
+    resolved = with_models(graph, resolve(graph, overrides=overrides), Obtains(), on_cpu=True)
+    return {each.name: each.config for each in resolved.services}
+
+
+def test_a_named_model_is_put_in_and_keeps_its_name() -> None:
+    configs = named("--Named.model=quickstart", "--Stranger.model=random")
+    assert configs == {
+        "Named": {"model": "/fetched", "served-model-name": ["quickstart"]},
+        "Stranger": {"model": "/made"},
+    }
+
+
+def test_a_named_model_brings_its_dtype() -> None:
+    assert named("--Named.model=random")["Named"] == {
+        "model": "/made",
+        "served-model-name": ["random"],
+        "dtype": "float32",
+    }
+
+
+def test_what_is_configured_stays() -> None:
+    given = ("--Named.served-model-name=[mine]", "--Named.dtype=bfloat16")
+    configs = named("--Named.model=random", *given, "--Stranger.model=org/model")
+    assert configs == {
+        "Named": {"model": "/made", "served-model-name": ["mine"], "dtype": "bfloat16"},
+        "Stranger": {"model": "org/model"},
+    }
+
+
+def test_other_models_are_left_alone_and_none_is_made() -> None:
+    assert named("--Named.model=smollm2-like")["Named"] == {"model": "smollm2-like"}
+
+
+# Mockers.
 
 
 def mocked(*overrides: str) -> dict[str, dict[str, object]]:

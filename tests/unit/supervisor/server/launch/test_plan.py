@@ -21,7 +21,7 @@ from dynamo_local.supervisor.server.launch.plan import (
     service_templates,
     stop_order,
 )
-from dynamo_local.supervisor.server.launch.prepare import without_preloads
+from dynamo_local.supervisor.server.launch.request import without_preloads
 from dynamo_local.supervisor.server.launch.templates import ENDPOINT_WORKERS, WatcherPlan
 from state.devices.allocation import Device, Inventory, cpu_slots
 

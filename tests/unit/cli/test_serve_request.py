@@ -1,4 +1,4 @@
-"""Endpoints of a file, and what is chosen for each."""
+"""What the words of `dynamo serve`, and the endpoints of its file, ask for."""
 
 from __future__ import annotations
 
@@ -10,23 +10,15 @@ from typing import Any
 
 import pytest
 
-from dynamo_local.cli.choosing import ModelChooser
 from dynamo_local.cli.main import run
-from dynamo_local.cli.served_endpoints import EndpointToolMaker, check_settings
+from dynamo_local.cli.serve_request import names_graph
 from dynamo_local.core.endpoints.checks import read_spec
 from dynamo_local.core.endpoints.registry import Registry, ordered
-from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import UsageError
-from dynamo_local.sdk.config.configuration import resolve
-from dynamo_local.sdk.config.sections import KV_NETWORK, KV_STREAM, Flag, kv_network_flag, kv_stream_flag
-from dynamo_local.sdk.graph import load_graph
-from dynamo_local.supervisor.endpoints.revisions.launch import AGGREGATED
-from state.devices.allocation import cpu_slots
 from state.endpoints.registry import RegistryStore
 from state.locks import ServerLock
 from state.paths import StatePaths
 from tests.unit.adapter_files import adapter
-from tests.unit.supervisor.recording import RecordingReport
 
 ROOT = Path(__file__).parents[3]
 
@@ -265,53 +257,53 @@ def test_on_a_cluster_the_nodes_have_the_devices(
     assert "adapter fr cannot be served on a cluster: its nodes are not told of adapters" in capsys.readouterr().err
 
 
-def test_every_endpoint_is_sized_for_the_machine_of_the_start() -> None:
-    slots = cpu_slots(range(4), 2)
-    tools = EndpointToolMaker.at_start(slots)
-    choosers = [tools(EndpointSpec(name=name, model="m"), slots, RecordingReport()).choose for name in ("a", "b")]
-    for chooser in choosers:
-        assert isinstance(chooser, ModelChooser)
-        assert chooser.machine is tools.machine
-    assert (tools.machine.cores, tools.machine.slots) == (4, 2)
+# What can be a model, and what a graph.
 
 
-@pytest.mark.parametrize("args", [{"ssl_ciphers": "x"}, {"root-path": "/x"}, {"Frontend": {"allowed-origins": ["*"]}}])
-def test_an_endpoint_has_no_http_server_of_its_own(args: dict[str, Any]) -> None:
-    spec = EndpointSpec(name="a", model="m", args=args)
-    tools = EndpointToolMaker.at_start(cpu_slots(range(4), 2))
-    for use in (check_settings, lambda spec: tools(spec, cpu_slots(range(4), 2), RecordingReport())):
-        with pytest.raises(UsageError, match="is about the HTTP server") as refused:
-            use(spec)
-        assert "dynamo serve" in str(refused.value.remedy)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Qwen/Qwen3-0.6B",
+        "gpt2",
+        "org/name@main",
+        "./mine",
+        "/models/mine",
+        "~/mine",
+        "a/b/c",
+        "smollm2",
+        "Qwen2.5-0.5B",
+    ],
+)
+def test_folders_ids_and_names_are_models(text: str) -> None:
+    assert not names_graph(text)
 
 
-def test_an_option_of_the_server_is_for_all_endpoints_but_those_that_have_their_own() -> None:
-    slots = cpu_slots(range(4), 2)
-    tools = EndpointToolMaker.at_start(slots, kv_network_flag("10.1.2.0/24"))
-
-    def networks(**args: str) -> list[str]:
-        spec = EndpointSpec(name="a", model="m", args={key.replace("_", "-"): text for key, text in args.items()})
-        flags = tools(spec, slots, RecordingReport()).flags
-        return [flag.text for flag in flags if flag.path == ("kv-network",)]
-
-    assert networks() == ["10.1.2.0/24"]
-    assert networks(kv_network="10.9.9.0/24") == ["10.9.9.0/24"]
+@pytest.mark.parametrize("text", ["examples.llm.graphs.agg:Frontend", "graph:Front", "a.b:", "examples.llm.graphs.agg"])
+def test_modules_are_graphs(text: str) -> None:
+    assert names_graph(text)
 
 
-def test_an_endpoint_that_chooses_the_other_way_of_kv_does_without_the_servers() -> None:
-    slots = cpu_slots(range(4), 2)
+def test_a_folder_is_a_model_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("graph:Front", "v1.5", "a.b"):
+        (tmp_path / name).mkdir()
+        assert not names_graph(name)
 
-    def ways(flags: tuple[Flag, ...], args: dict[str, Any]) -> list[str]:
-        tools = EndpointToolMaker.at_start(slots, flags)(
-            EndpointSpec(name="a", model="m", args=args), slots, RecordingReport()
-        )
-        # Refused by the workers' settings if there are both.
-        resolve(load_graph(AGGREGATED), None, tools.overrides, None, "m", flags=tools.flags)
-        return [flag.text for flag in tools.flags if flag.path[0] in (KV_NETWORK, KV_STREAM)]
 
-    network, stream = kv_network_flag("10.1.2.0/24"), kv_stream_flag(given=True)
-    assert ways(stream, {"kv-network": "10.9.9.0/24"}) == ["10.9.9.0/24"]
-    assert ways(stream, {"VllmWorker": {"kv-network": "10.9.9.0/24"}}) == []
-    assert ways(network, {"kv-stream": True}) == ["true"]
-    assert ways(network, {"kv-stream": False}) == ["10.1.2.0/24", "false"]
-    assert ways(stream, {}) == ["true"]
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("https://huggingface.co/Qwen/Qwen3-0.6B", "is an address, not a model; write Qwen/Qwen3-0.6B$"),
+        ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", "write Qwen/Qwen3-0.6B$"),
+        ("https://example.com/model", "is an address, not a model; give a folder"),
+        ("C:\\models\\mine", "a path of Windows"),
+        ("C:/models/mine", "a path of Windows"),
+        ("qwen3:0.6b", "names with a tag are Ollama's"),
+        ("org/name:tag", "no model and no graph"),
+        ("no model", "is no model"),
+        ("", "is no model"),
+    ],
+)
+def test_what_is_neither_is_refused(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        names_graph(text)

@@ -1,37 +1,42 @@
-"""What is chosen for a model on a machine, and what can be a target."""
+"""What is chosen for a model on a machine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dynamo_local.cli.choosing import ModelChooser, Target, Wishes, machine_of, parse_target
-from dynamo_local.core.errors import UsageError
 from dynamo_local.core.sizing.machine import GIB, Gpu, Machine
 from dynamo_local.core.sizing.memory import TooLargeError
 from dynamo_local.core.sizing.model_facts import ModelFacts
 from dynamo_local.sdk import load_graph
 from dynamo_local.sdk.config.configuration import resolve
-from dynamo_local.supervisor.server.launch.prepare import Chosen
+from dynamo_local.supervisor.server.launch.choosing import Chooser, Chosen, machine_of
+from dynamo_local.supervisor.server.launch.models import ModelSource
 from state.devices.allocation import Device, Inventory, cpu_slots
 from tests.unit.core.sizing.test_choosing import QWEN3_SMALL
+from tests.unit.supervisor.recording import RecordingReport
 
 SLOTS = cpu_slots(range(8), 4)
 AT_START = Machine(8, 4, 64 * GIB, 32 * GIB)
 
 
-def find(config: Mapping[str, Any], *, computing: bool, on_cpu: bool, fit: Callable[[ModelFacts], None]) -> ModelFacts:
-    fit(QWEN3_SMALL)
-    return QWEN3_SMALL
+class Small(ModelSource):
+    """Has one model, whatever it is called."""
+
+    def facts(
+        self, config: Mapping[str, Any], *, computing: bool, on_cpu: bool, fit: Callable[[ModelFacts], None]
+    ) -> ModelFacts:
+        fit(QWEN3_SMALL)
+        return QWEN3_SMALL
 
 
 def chosen(machine: Machine, inventory: Inventory, *options: str) -> Chosen:
     graph = load_graph("components.graphs.aggregated:Frontend")
     resolved = resolve(graph, overrides=list(options), model="m")
-    return ModelChooser(find, Wishes(), sized=True, machine=machine, environ={})(graph, resolved, inventory)
+    chooser = Chooser(sized=True, machine=machine, environ={})
+    return chooser.choose(graph, resolved, inventory, Small(RecordingReport()))
 
 
 def kv(found: Chosen) -> int:
@@ -66,52 +71,3 @@ def test_on_gpus_a_share_is_given_to_the_engine() -> None:
 def test_the_machine_has_the_slots_of_the_inventory() -> None:
     found = machine_of(SLOTS, len(SLOTS.devices))
     assert (found.cores, found.slots, found.gpu_count) == (8, 4, 0)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Qwen/Qwen3-0.6B",
-        "gpt2",
-        "org/name@main",
-        "./mine",
-        "/models/mine",
-        "~/mine",
-        "a/b/c",
-        "smollm2",
-        "Qwen2.5-0.5B",
-    ],
-)
-def test_folders_ids_and_names_are_models(text: str) -> None:
-    assert parse_target(text) == Target(text, is_graph=False)
-
-
-@pytest.mark.parametrize("text", ["examples.llm.graphs.agg:Frontend", "graph:Front", "a.b:", "examples.llm.graphs.agg"])
-def test_modules_are_graphs(text: str) -> None:
-    assert parse_target(text) == Target(text, is_graph=True)
-
-
-def test_a_folder_is_a_model_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("graph:Front", "v1.5", "a.b"):
-        (tmp_path / name).mkdir()
-        assert not parse_target(name).is_graph
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("https://huggingface.co/Qwen/Qwen3-0.6B", "is an address, not a model; write Qwen/Qwen3-0.6B$"),
-        ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", "write Qwen/Qwen3-0.6B$"),
-        ("https://example.com/model", "is an address, not a model; give a folder"),
-        ("C:\\models\\mine", "a path of Windows"),
-        ("C:/models/mine", "a path of Windows"),
-        ("qwen3:0.6b", "names with a tag are Ollama's"),
-        ("org/name:tag", "no model and no graph"),
-        ("no model", "is no model"),
-        ("", "is no model"),
-    ],
-)
-def test_what_is_neither_is_refused(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        parse_target(text)
