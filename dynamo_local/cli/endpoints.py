@@ -167,7 +167,7 @@ def create(
     dynamo endpoint create rare --model ./my-model --min-workers 0 --park-after 60 --sleep-after 900
     dynamo endpoint create french --model ./french-lora --adapter-of chat
     """
-    from dynamo_local.cli.endpoint_fields import fields_of, name_and_flags, ways
+    from dynamo_local.cli.words import fields_of, name_and_flags, ways
     from dynamo_local.control.operations import CREATE_ENDPOINT
     from dynamo_local.core.endpoints.checks import read_spec
     from dynamo_local.supervisor.server.launch.request import check_settings
@@ -235,7 +235,7 @@ def update(
     dynamo endpoint update chat --model Qwen/Qwen3-1.7B --max-model-len 8192
     dynamo endpoint update chat --unset args.max-model-len --label team=search
     """
-    from dynamo_local.cli.endpoint_fields import changes_of, fields_of, name_and_flags, ways
+    from dynamo_local.cli.words import changes_of, fields_of, name_and_flags, ways
     from dynamo_local.control.operations import UPDATE_ENDPOINT
 
     name, flags = name_and_flags(words)

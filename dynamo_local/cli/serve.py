@@ -293,7 +293,7 @@ def serve(
     dynamo serve examples.llm.graphs.agg_router:Frontend -f agg_router.yaml
     """
     from dynamo_local.cli.serve_output import described, engine_help
-    from dynamo_local.cli.serve_request import request_of
+    from dynamo_local.cli.words import request_of
     from dynamo_local.engine.vllm.command_line import parse
     from dynamo_local.supervisor.server.launch.plan import HttpAddress
     from dynamo_local.supervisor.server.settings import ServerSettings

@@ -16,7 +16,7 @@ from dynamo_local.cli.output import Console, table
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import AGGREGATED_ROLE
 from dynamo_local.core.shares import shown_devices
-from dynamo_local.core.sizing.machine import counted, size
+from dynamo_local.core.sizing.machine import Choice, counted, size
 from dynamo_local.core.sizing.parsers import PARSER_KEYS, TOOL_PARSER
 from dynamo_local.core.suggestions import suggest
 from dynamo_local.engine.vllm.arguments import VllmKey, described_vllm, every_argument
@@ -24,7 +24,7 @@ from dynamo_local.engine.vllm.command_line import REFUSED
 from dynamo_local.sdk.config.resolved import redact, shown
 from dynamo_local.supervisor.server.launch.choosing import CPU_SLOTS, MAX_LEN
 from dynamo_local.supervisor.server.launch.models import ModelSource
-from dynamo_local.supervisor.server.launch.plan import Decided, HttpAddress, Launch
+from dynamo_local.supervisor.server.launch.plan import HttpAddress, Launch
 from dynamo_local.supervisor.server.launch.prepare import prepare, registry_of
 from dynamo_local.supervisor.server.launch.request import ServeRequest
 from dynamo_local.supervisor.upkeep.devices import beside
@@ -72,14 +72,14 @@ def _notes(launch: Launch) -> list[str]:
 def _chosen_lines(request: ServeRequest, launch: Launch) -> list[str]:
     """At most two lines about what was chosen."""
     if request.of_endpoints:
-        slots = [one for one in launch.decided if one.setting == CPU_SLOTS]
+        slots = [one for one in launch.chosen if one.key == CPU_SLOTS]
         return [f"{one.value} CPU slots, {one.reason} (--cpu-slots N: another number)" for one in slots]
     lines = []
     if request.graph is None:
         workers = [service for service in launch.graph.services if service.gpu]
         said = ", ".join(counted(service.workers, _kind(service.role)) for service in workers)
-        lines.append(f"{request.model}: {said}, {_summary(launch.decided)} (--explain: why)".replace(", (", " ("))
-    parsers = _parsers_line(launch.decided)
+        lines.append(f"{request.model}: {said}, {_summary(launch.chosen)} (--explain: why)".replace(", (", " ("))
+    parsers = _parsers_line(launch.chosen)
     return [*lines, parsers] if parsers else lines
 
 
@@ -87,9 +87,9 @@ def _kind(role: str) -> str:
     return "worker" if role == AGGREGATED_ROLE else f"{role} worker"
 
 
-def _summary(decided: Sequence[Decided]) -> str:
+def _summary(chosen: Sequence[Choice]) -> str:
     """What was chosen, for one line: the settings that users ask about most."""
-    values = {one.setting: one.value for one in decided if one.value is not None}
+    values = {one.key: one.value for one in chosen if one.value is not None}
     parts = [
         f"context {values[MAX_LEN]} tokens" if MAX_LEN in values else "",
         f"KV cache {size(values['kv-cache-memory-bytes'])} for each worker"
@@ -101,9 +101,9 @@ def _summary(decided: Sequence[Decided]) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _parsers_line(decided: Sequence[Decided]) -> str:
+def _parsers_line(chosen: Sequence[Choice]) -> str:
     """What was chosen for tools and reasoning, for one line. Empty if nothing had to be."""
-    found = {one.setting: one for one in decided if one.setting in PARSER_KEYS}
+    found = {one.key: one for one in chosen if one.key in PARSER_KEYS}
     tools, reasoning = found.get(TOOL_PARSER), found.get("reasoning-parser")
     parts = []
     if tools is not None:
@@ -194,8 +194,8 @@ def choices_as_json(model: str, launch: Launch) -> str:
         "device_kind": launch.inventory.kind,
         "devices": {str(device.id): device.name for device in launch.inventory.devices},
         "chosen": [
-            {"setting": one.setting, "value": one.value, "services": one.services, "reason": one.reason}
-            for one in launch.decided
+            {"setting": one.key, "value": one.value, "services": one.services, "reason": one.reason}
+            for one in launch.chosen
         ],
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
@@ -208,7 +208,7 @@ def choices_as_text(model: str, launch: Launch) -> str:
     names = _served(launch)
     served = f", served as {', '.join(names)}" if names else ""
     head = f"model      {model}{served}\ngraph      {launch.graph.target}: {workers}\ndevices    {devices}"
-    rows = [(one.setting, _shown_value(one), ", ".join(one.services) or "-", one.reason) for one in launch.decided]
+    rows = [(one.key, _shown_value(one), ", ".join(one.services) or "-", one.reason) for one in launch.chosen]
     if not rows:
         return f"{head}\n\nNothing was chosen: everything is given."
     return f"{head}\n\n{table(('SETTING', 'VALUE', 'FOR', 'WHY'), rows)}"
@@ -219,11 +219,11 @@ def _served(launch: Launch) -> list[str]:
     return list(launch.graph.root.config.get("served-model-name") or ())
 
 
-def _shown_value(one: Decided) -> str:
+def _shown_value(one: Choice) -> str:
     value: Any = one.value
     if value is None:
         return "none"
-    if one.setting.endswith("-bytes"):
+    if one.key.endswith("-bytes"):
         return size(value)
     if isinstance(value, list):
         return ", ".join(map(str, value))

@@ -78,12 +78,14 @@ Readers = Literal["engines", "frontend", "all"]
 
 @dataclass(frozen=True)
 class Choice:
-    """An argument of an engine that was chosen, with its reason. `value` None: nothing was chosen."""
+    """A setting that was chosen, with its reason. `value` None: nothing was chosen. `services`: those of a graph that
+    get it; empty if it concerns no configuration, or no graph yet."""
 
     key: str
     value: Any
     reason: str
     readers: Readers = "engines"
+    services: tuple[str, ...] = ()
 
 
 def size(count: float) -> str:

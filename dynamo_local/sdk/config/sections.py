@@ -305,8 +305,6 @@ def parse_override(option: str) -> Override:
 
 # Options that name a key and no service, such as `--max-model-len 4096`. Each is for all services with the key.
 
-KV_NETWORK, KV_STREAM = "kv-network", "kv-stream"
-
 
 @dataclass(frozen=True)
 class Flag:
@@ -322,16 +320,6 @@ class Flag:
     typed: str
     beside: str
     engines_only: bool = False
-
-
-def kv_network_flag(cidr: str | None) -> tuple[Flag, ...]:
-    """The option `--kv-network`, if it is given."""
-    return () if cidr is None else (Flag((KV_NETWORK,), cidr, f"--{KV_NETWORK}", KV_NETWORK, engines_only=True),)
-
-
-def kv_stream_flag(*, given: bool) -> tuple[Flag, ...]:
-    """The option `--kv-stream`, if it is given."""
-    return (Flag((KV_STREAM,), "true", f"--{KV_STREAM}", KV_STREAM, engines_only=True),) if given else ()
 
 
 def overrides_of(specs: Sequence[ServiceSpec], flags: Sequence[Flag]) -> Iterator[Override]:

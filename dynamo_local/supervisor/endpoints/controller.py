@@ -22,8 +22,7 @@ from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
 from dynamo_local.supervisor.endpoints.orders import Orders
 from dynamo_local.supervisor.endpoints.parts import EndpointParts
 from dynamo_local.supervisor.endpoints.record import EndpointRecord
-from dynamo_local.supervisor.endpoints.revisions.files import RevisionFiles
-from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher
+from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher, RevisionFiles
 from dynamo_local.supervisor.endpoints.revisions.memory import MemoryRoom
 from dynamo_local.supervisor.endpoints.revisions.parking import Parking
 from dynamo_local.supervisor.endpoints.turns import TurnKeeper

@@ -13,8 +13,7 @@ from dynamo_local.supervisor.endpoints.awake import KeptUsage
 from dynamo_local.supervisor.endpoints.board import BoardWriter
 from dynamo_local.supervisor.endpoints.kept_registry import KeptRegistry
 from dynamo_local.supervisor.endpoints.record import EndpointRecord
-from dynamo_local.supervisor.endpoints.revisions.files import RevisionFiles
-from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher
+from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher, RevisionFiles
 from dynamo_local.supervisor.endpoints.revisions.memory import MemoryRoom
 from dynamo_local.supervisor.endpoints.revisions.observing import RevisionWatch
 from dynamo_local.supervisor.endpoints.revisions.parking import Parking

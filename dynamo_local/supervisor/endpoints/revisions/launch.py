@@ -7,21 +7,25 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeVar
 
 import msgspec
 
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import DynamoError, UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE
 from dynamo_local.core.names import Revision
 from dynamo_local.core.sizing.machine import Machine
 from dynamo_local.model.weights import MODEL_FILES_ENV, read_identity
+from dynamo_local.process.forkserver.prepared.orders import withdraw
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.config.sections import Flag
 from dynamo_local.supervisor.endpoints.revisions.memory import worker_bytes
+from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
 from dynamo_local.supervisor.server.launch.choosing import Chooser, machine_of
 from dynamo_local.supervisor.server.launch.machine_room import check_memory_for_wake, check_room_for_workers
 from dynamo_local.supervisor.server.launch.models import ModelSource
@@ -29,9 +33,13 @@ from dynamo_local.supervisor.server.launch.plan import Launch, revision_template
 from dynamo_local.supervisor.server.launch.prepare import settle
 from dynamo_local.supervisor.server.launch.request import request_of_endpoint
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
+from dynamo_local.supervisor.server.nats.streams import ServerStreams
 from dynamo_local.supervisor.server.reports.report import Report
+from dynamo_local.tasks import finish_in_thread
 from state.devices.allocation import Inventory
+from state.files import make_private_directory, replace_file, system_errors
 from state.machine.memory import Memory, machine_memory
+from state.paths import StatePaths
 
 # The files of an endpoint's model, as they were when its revision was checked: all of its workers load the same.
 
@@ -237,3 +245,49 @@ async def _in_thread(work: Callable[[], _T], name: str) -> _T:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await outcome
+
+
+# The files of a revision in the run directory, and its streams on the bus: made before its workers start, removed when
+# they have ended. (upkeep/files.py writes them anew if they are removed meanwhile.)
+
+
+@dataclass(frozen=True)
+class RevisionFiles:
+    """The graph file, the part of the blueprint, and the prefill queue of each revision of a server."""
+
+    paths: StatePaths
+    blueprint: BlueprintFile
+    streams: ServerStreams
+    bus: Bus
+
+    async def create(self, revision: Revision, launched: Launched) -> None:
+        """Make all that workers and frontends of the revision need, or nothing. Raises StateError, SupervisorError."""
+        name = str(revision)
+        try:
+            # A launch may be cancelled, and is followed by `remove`: nothing is to be made after that.
+            await finish_in_thread(lambda: _write(self.paths.graph_of(name), launched.graph.to_json()))
+            await self.streams.create_streams(self.bus, launched.graph, name)
+            await finish_in_thread(lambda: self.blueprint.change(lambda old: old.with_revision(launched.templates)))
+        except DynamoError:
+            with suppress(DynamoError):
+                await self.remove(revision)
+            raise
+
+    async def remove(self, revision: Revision) -> None:
+        """Remove what `create` has made. Harmless if there is nothing. Raises StateError, SupervisorError."""
+        name = str(revision)
+        # First, so that the graph is not written anew.
+        await asyncio.to_thread(self.blueprint.change, lambda old: old.without_revision(name))
+        await asyncio.to_thread(_remove, self.paths.graph_of(name))
+        await asyncio.to_thread(withdraw, self.paths, name)
+        await self.streams.delete_streams(self.bus, name)
+
+
+def _write(path: Path, data: bytes) -> None:
+    make_private_directory(path.parent)
+    replace_file(path, data, durable=False)
+
+
+def _remove(path: Path) -> None:
+    with system_errors(f"cannot remove {path}"):
+        path.unlink(missing_ok=True)

@@ -182,12 +182,14 @@ def _in_use(host: str, port: int, listener: Listener | None) -> PortInUseError:
 
 # The networks in which workers are to read KV between machines.
 
-_KEY = "kv-network"
+KV_NETWORK = "kv-network"
 
 
 def check_kv_networks(graph: ResolvedGraph, *, here: bool) -> None:
     """As `check_kv_network`, for the settings of all services."""
-    for cidr in sorted({str(service.config[_KEY]) for service in graph.services if service.config.get(_KEY)}):
+    for cidr in sorted(
+        {str(service.config[KV_NETWORK]) for service in graph.services if service.config.get(KV_NETWORK)}
+    ):
         check_kv_network(cidr, here=here)
 
 
@@ -198,9 +200,9 @@ def check_kv_network(cidr: str | None, *, here: bool) -> None:
     try:
         network = network_of(cidr)
     except ValueError as error:
-        raise UsageError(f"--{_KEY} {error}") from error
+        raise UsageError(f"--{KV_NETWORK} {error}") from error
     if here and interface_in(network) is None:
         known = ", ".join(f"{address} ({name})" for name, address in interfaces().items())
         raise UsageError(
-            f"--{_KEY}: no interface of this machine has its address in {network}", f"it has {known or 'none'}"
+            f"--{KV_NETWORK}: no interface of this machine has its address in {network}", f"it has {known or 'none'}"
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from dynamo_local.sdk.config.sections import Section
 from dynamo_local.sdk.graph import Graph
 from dynamo_local.sdk.service import ServiceSpec
 from dynamo_local.supervisor.server.launch.models import MOCKER, MODEL, SERVED_NAME, ModelSource
-from dynamo_local.supervisor.server.launch.plan import Decided
 from dynamo_local.supervisor.server.launch.request import OF_ENDPOINTS
 from state.devices.allocation import Inventory
 from state.devices.inventory import CPU_SLOTS_VARIABLE
@@ -50,7 +49,7 @@ class Chosen:
     on GPUs, and where it is not known.
     """
 
-    decided: tuple[Decided, ...] = ()
+    choices: tuple[Choice, ...] = ()
     slots: int | None = None
     engine_bytes: int | None = None
     kv_bytes: int | None = None
@@ -59,10 +58,10 @@ class Chosen:
     def sections(self) -> Mapping[str, Section]:
         """The settings of services, by service."""
         values: dict[str, dict[str, Any]] = {}
-        for one in self.decided:
+        for one in self.choices:
             for service in one.services:
                 if one.value is not None:
-                    values.setdefault(service, {})[one.setting] = one.value
+                    values.setdefault(service, {})[one.key] = one.value
         return {service: Section(settings) for service, settings in values.items()}
 
 
@@ -106,29 +105,29 @@ class Chooser:
 
         facts = models.facts(config, computing=computing, on_cpu=not machine.on_gpu, fit=fit)
         plan = plan_engines(facts or ModelFacts(), machine, wanted) if sizes else None
-        decided = [] if plan is None else self._plan(graph, plan, machine, wanted)
+        choices = [] if plan is None else self._plan(graph, plan, machine, wanted)
         if self.sized:
-            decided += _decide(graph, _served_name(config))
+            choices += _with_readers(graph, _served_name(config))
         if facts is not None and self.parsers and not is_pooling(facts, wanted.given):
-            decided += _decide(graph, choose_parsers(facts, _given_parsers(resolved)))
+            choices += _with_readers(graph, choose_parsers(facts, _given_parsers(resolved)))
         if plan is None:
-            return Chosen(tuple(decided))
-        return Chosen(tuple(decided), plan.slots, plan.engine_bytes, plan.kv_bytes)
+            return Chosen(tuple(choices))
+        return Chosen(tuple(choices), plan.slots, plan.engine_bytes, plan.kv_bytes)
 
     def _choose_for_endpoints(self, graph: Graph, inventory: Inventory) -> Chosen:
         """Choose CPU slots, and that the planner acts, on all devices, also on those of the nodes that join a cluster:
         endpoints have settings of their own."""
-        number, decided = len(inventory.devices), []
+        number, choices = len(inventory.devices), list[Choice]()
         slots = None
         if inventory.kind != "gpu" and not self.clustered and self._slots_given is None:
             slots = slots_for_endpoints(*devices_together(self.endpoints), number)
         if slots is not None:
             number = int(slots.value)
-            decided += [Decided(slots.key, slots.value, (), slots.reason)]
+            choices += [slots]
         budget = _ANY_DEVICES if self.clustered else max(1, number)
         settings = {"no-operation": (False, "it scales endpoints"), "max-gpu-budget": (budget, "all devices")}
-        decided += _for_planner(graph, settings)
-        return Chosen(tuple(decided), None if slots is None else number)
+        choices += _for_planner(graph, settings)
+        return Chosen(tuple(choices), None if slots is None else number)
 
     @property
     def _slots_given(self) -> int | None:
@@ -160,13 +159,13 @@ class Chooser:
             endpoint_slots=devices_together(self.endpoints)[0] + 1 if self.endpoints else 0,
         )
 
-    def _plan(self, graph: Graph, plan: EnginePlan, machine: Machine, wanted: Wanted) -> list[Decided]:
+    def _plan(self, graph: Graph, plan: EnginePlan, machine: Machine, wanted: Wanted) -> list[Choice]:
         if not self.sized:
-            return list(_decide(graph, [choice for choice in plan.choices if choice.key in MEMORY_KEYS]))
+            return list(_with_readers(graph, [choice for choice in plan.choices if choice.key in MEMORY_KEYS]))
         _check_lending(plan, wanted)
-        return [*_decide(graph, plan.choices), *self._plan_planner(graph, plan, machine, wanted.share)]
+        return [*_with_readers(graph, plan.choices), *self._plan_planner(graph, plan, machine, wanted.share)]
 
-    def _plan_planner(self, graph: Graph, plan: EnginePlan, machine: Machine, share: float) -> Iterator[Decided]:
+    def _plan_planner(self, graph: Graph, plan: EnginePlan, machine: Machine, share: float) -> Iterator[Choice]:
         settings: dict[str, tuple[Any, str]] = {}
         if self.scaling:
             budget = math.ceil(summed([plan.most_engines * held(plan.ranks, share)]))
@@ -185,10 +184,10 @@ class Chooser:
         return _for_planner(graph, settings)
 
 
-def _for_planner(graph: Graph, settings: Mapping[str, tuple[Any, str]]) -> Iterator[Decided]:
+def _for_planner(graph: Graph, settings: Mapping[str, tuple[Any, str]]) -> Iterator[Choice]:
     """The settings of the graph's planner, each with value and reason; none if it has no planner."""
     planners = tuple(spec.name for spec in graph.specs if spec.role == _PLANNER_ROLE)
-    return (Decided(key, value, planners, reason) for key, (value, reason) in settings.items() if planners)
+    return (Choice(key, value, reason, services=planners) for key, (value, reason) in settings.items() if planners)
 
 
 def _served_name(config: Mapping[str, Any]) -> Iterator[Choice]:
@@ -198,12 +197,12 @@ def _served_name(config: Mapping[str, Any]) -> Iterator[Choice]:
         yield Choice(SERVED_NAME, [folder.absolute().name], "the name of the folder", "all")
 
 
-def _decide(graph: Graph, choices: Iterable[Choice]) -> Iterator[Decided]:
+def _with_readers(graph: Graph, choices: Iterable[Choice]) -> Iterator[Choice]:
     """Each choice with the services that read it."""
     for choice in choices:
         services = tuple(spec.name for spec in graph.specs if _reads(spec, choice))
         if services or choice.key == CPU_SLOTS:
-            yield Decided(choice.key, choice.value, services, choice.reason)
+            yield replace(choice, services=services)
 
 
 def _reads(spec: ServiceSpec, choice: Choice) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import msgspec
 
@@ -28,6 +27,7 @@ from dynamo_local.core.names import (
     Watcher,
 )
 from dynamo_local.core.shares import devices_of, share_of, summed
+from dynamo_local.core.sizing.machine import Choice
 from dynamo_local.process.forkserver.protocol import FORKSERVER_ENV, PREPARED_ENV
 from dynamo_local.process.listener import LISTENER_ENV
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
@@ -250,23 +250,12 @@ def _check_root(graph: ResolvedGraph, http: HttpAddress) -> None:
 
 
 @dataclass(frozen=True)
-class Decided:
-    """A setting that was chosen. `services`: those that get it; empty if it concerns no configuration. `value` None:
-    nothing was chosen."""
-
-    setting: str
-    value: Any
-    services: tuple[str, ...]
-    reason: str
-
-
-@dataclass(frozen=True)
 class Launch:
     """What a server starts, as `prepare` decides. `templates` are the services, `services` their first watchers.
 
     `bus`: the NATS server to use; None if the server is to start its own, which listens on `bus_host`. `endpoints` and
     `forget`: as in the request. `devices`: those of this machine; None: as `inventory`.
-    `decided`: what was chosen for the model."""
+    `chosen`: what was chosen where nothing is given."""
 
     graph: ResolvedGraph
     inventory: Inventory
@@ -282,7 +271,7 @@ class Launch:
     environment: str = LOCAL
     cluster_address: str | None = None
     devices: Inventory | None = None
-    decided: tuple[Decided, ...] = ()
+    chosen: tuple[Choice, ...] = ()
 
     @property
     def probed(self) -> Inventory:

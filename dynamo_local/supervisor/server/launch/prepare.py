@@ -88,12 +88,7 @@ def prepare(
     templates = service_templates(resolved, paths.root, http)
     own = here(templates, clustered=clustered)
     services = plan_services(resolved.namespace, own, inventory)
-    if clustered:
-        for entry in registry.entries.values():
-            check_clustered(entry.spec)
-        check_endpoint_names(request.endpoints, registry, resolved)
-    else:
-        check_endpoints(request.endpoints, registry, resolved, inventory, templates)
+    check_endpoints(request, registry, resolved, inventory, templates)
     endpoints = with_rooms(request.endpoints, registry, inventory)
     forkserver = plan_forkserver(resolved, inventory, paths.root, {template.service for template in own})
     return Launch(
@@ -103,7 +98,7 @@ def prepare(
         environment=check_environment(request.environment),
         cluster_address=request.cluster_address,
         devices=inventory,
-        decided=settled.chosen.decided,
+        chosen=settled.chosen.choices,
     )
 
 
@@ -131,29 +126,25 @@ def registry_of(paths: StatePaths, endpoints: tuple[EndpointSpec, ...], *, forge
 
 
 def check_endpoints(
-    endpoints: Sequence[EndpointSpec],
+    request: ServeRequest,
     registry: Registry,
     graph: ResolvedGraph,
     inventory: Inventory,
     templates: Sequence[ServiceTemplate],
 ) -> None:
-    """Raise UsageError if an endpoint that is to be created or updated has a name of others, needs devices that there
-    are not, beside the others that are and the workers of the graph.
+    """Raise UsageError if an endpoint that is to be created or updated has a name of others, or needs devices that
+    there are not, beside the others of these and the workers of the graph; and for any that no cluster can serve.
 
-    Endpoints that were ordered earlier are not refused: the machine may have changed, and they wait for devices then.
+    Endpoints that were ordered earlier are not refused for devices: the machine may have changed, and they wait then.
     """
-    check_endpoint_names(endpoints, registry, graph)
-    total = len(inventory.devices) - own_devices(templates)
-    for spec in endpoints:
-        others = (other for other in endpoints if other.name != spec.name)
-        check_devices(spec, others, total, noun(inventory.kind, 2))
-
-
-def check_endpoint_names(endpoints: Iterable[EndpointSpec], registry: Registry, graph: ResolvedGraph) -> None:
-    """Raise UsageError if an endpoint that is to be created or updated has a name of others."""
-    specs = [entry.spec for entry in registry.entries.values()]
-    for spec in endpoints:
+    specs, total = [entry.spec for entry in registry.entries.values()], len(inventory.devices) - own_devices(templates)
+    for spec in specs if request.clustered else ():
+        check_clustered(spec)
+    for spec in request.endpoints:
         check_names(spec, [other for other in specs if other.name != spec.name], own_names(graph))
+    for spec in () if request.clustered else request.endpoints:
+        others = (other for other in request.endpoints if other.name != spec.name)
+        check_devices(spec, others, total, noun(inventory.kind, 2))
 
 
 def check_clustered(spec: EndpointSpec) -> None:

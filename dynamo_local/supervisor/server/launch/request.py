@@ -20,16 +20,9 @@ from dynamo_local.engine.vllm.variables import REFUSED
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.sdk.config.schema import canonical, check_variables
-from dynamo_local.sdk.config.sections import (
-    KV_NETWORK,
-    KV_STREAM,
-    Flag,
-    Section,
-    kv_network_flag,
-    kv_stream_flag,
-)
+from dynamo_local.sdk.config.sections import Flag, Section
 from dynamo_local.sdk.graph import Graph, load_graph
-from dynamo_local.supervisor.server.launch.addresses import check_kv_network
+from dynamo_local.supervisor.server.launch.addresses import KV_NETWORK, check_kv_network
 from dynamo_local.supervisor.server.launch.models import without_downloads_for_mockers
 from dynamo_local.supervisor.server.launch.plan import LOCAL
 
@@ -38,6 +31,7 @@ DISAGGREGATED = "components.graphs.disaggregated:Frontend"
 OF_ENDPOINTS = "components.graphs.endpoints:Frontend"
 """The graph of a server without a model of its own: endpoints are all that it serves."""
 
+KV_STREAM = "kv-stream"
 _FRONTENDS, _WORKERS, _PREFILL_WORKERS = "Frontend", "VllmWorker", "PrefillWorker"
 _TENSOR_PARALLEL = "tensor-parallel-size"
 _SIZES = (_TENSOR_PARALLEL, "pipeline-parallel-size", "prefill-context-parallel-size")
@@ -119,7 +113,9 @@ class ServeRequest:
     @property
     def kv_flags(self) -> tuple[Flag, ...]:
         """How KV crosses machines, for the workers of the graph and of endpoints."""
-        return (*kv_network_flag(self.kv_network), *kv_stream_flag(given=self.kv_stream))
+        given = {KV_NETWORK: self.kv_network, KV_STREAM: "true" if self.kv_stream else None}
+        texts = ((key, text) for key, text in given.items() if text is not None)
+        return tuple(Flag((key,), text, f"--{key}", key, engines_only=True) for key, text in texts)
 
     def check(self, environ: Mapping[str, str]) -> None:
         """Raise UsageError or ConfigError for what cannot be asked for: processes would only fail."""

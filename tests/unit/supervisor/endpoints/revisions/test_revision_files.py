@@ -12,8 +12,7 @@ from dynamo_local.core.errors import StateError, SupervisorError
 from dynamo_local.core.names import Revision, Watcher
 from dynamo_local.process.forkserver.prepared.orders import PreparedOrder, read_orders, write_order
 from dynamo_local.sdk.config.resolved import ResolvedGraph
-from dynamo_local.supervisor.endpoints.revisions.files import RevisionFiles
-from dynamo_local.supervisor.endpoints.revisions.launch import Launched
+from dynamo_local.supervisor.endpoints.revisions.launch import Launched, RevisionFiles
 from state.paths import StatePaths
 
 CHAT = Revision("chat", 2)

@@ -15,7 +15,7 @@ from dynamo_local.core.errors import PortInUseError, UsageError
 from dynamo_local.core.messages.kv import TLS_STREAM
 from dynamo_local.engine.kv.network import NO_FAR_KV, FarKv, NetworkSettings, far_kv_here
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
-from dynamo_local.sdk.config.sections import kv_network_flag, kv_stream_flag, overrides_of
+from dynamo_local.sdk.config.sections import overrides_of
 from dynamo_local.sdk.graph import load_graph
 from dynamo_local.sdk.service import spec_of
 from dynamo_local.supervisor.server.launch import addresses
@@ -26,6 +26,7 @@ from dynamo_local.supervisor.server.launch.addresses import (
     claim_address,
     external_bus,
 )
+from dynamo_local.supervisor.server.launch.request import ServeRequest
 from state.machine import interfaces
 
 
@@ -177,16 +178,14 @@ def test_a_network_that_this_machine_is_not_in_is_refused_unless_workers_are_els
 
 def test_the_option_is_for_workers() -> None:
     services = load_graph("examples.llm.graphs.disagg:Frontend").services
-    found = list(overrides_of([spec_of(service) for service in services], kv_network_flag(ELSEWHERE)))
-    assert {each.section for each in found} == {"VllmWorker", "PrefillWorker"}
-    assert {(each.path, each.text) for each in found} == {(("kv-network",), ELSEWHERE)}
-    assert kv_network_flag(None) == ()
-    (stream,) = kv_stream_flag(given=True)
-    assert {each.section for each in overrides_of([spec_of(each) for each in services], (stream,))} == {
-        "VllmWorker",
-        "PrefillWorker",
-    }
-    assert kv_stream_flag(given=False) == ()
+    for request, given in (
+        (ServeRequest(None, kv_network=ELSEWHERE), (("kv-network",), ELSEWHERE)),
+        (ServeRequest(None, kv_stream=True), (("kv-stream",), "true")),
+    ):
+        found = list(overrides_of([spec_of(service) for service in services], request.kv_flags))
+        assert {each.section for each in found} == {"VllmWorker", "PrefillWorker"}
+        assert {(each.path, each.text) for each in found} == {given}
+    assert ServeRequest(None).kv_flags == ()
 
 
 def test_a_worker_goes_by_the_interface_that_its_machine_has(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,8 +8,16 @@ import pytest
 
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import UsageError
-from dynamo_local.sdk.config.sections import KV_NETWORK, KV_STREAM, Flag, kv_network_flag, kv_stream_flag
-from dynamo_local.supervisor.server.launch.request import check_settings, request_of_endpoint
+from dynamo_local.sdk.config.sections import Flag
+from dynamo_local.supervisor.server.launch.addresses import KV_NETWORK
+from dynamo_local.supervisor.server.launch.request import (
+    KV_STREAM,
+    ServeRequest,
+    check_settings,
+    request_of_endpoint,
+)
+
+NETWORK, STREAM = ServeRequest(None, kv_network="10.1.2.0/24"), ServeRequest(None, kv_stream=True)
 
 
 @pytest.mark.parametrize("args", [{"ssl_ciphers": "x"}, {"root-path": "/x"}, {"Frontend": {"allowed-origins": ["*"]}}])
@@ -24,7 +32,7 @@ def test_an_endpoint_has_no_http_server_of_its_own(args: dict[str, Any]) -> None
 def test_an_option_of_the_server_is_for_all_endpoints_but_those_that_have_their_own() -> None:
     def networks(**args: str) -> list[str]:
         spec = EndpointSpec(name="a", model="m", args={key.replace("_", "-"): text for key, text in args.items()})
-        flags = request_of_endpoint(spec, flags=kv_network_flag("10.1.2.0/24")).flags
+        flags = request_of_endpoint(spec, flags=NETWORK.kv_flags).flags
         return [flag.text for flag in flags if flag.path == ("kv-network",)]
 
     assert networks() == ["10.1.2.0/24"]
@@ -38,7 +46,7 @@ def test_an_endpoint_that_chooses_the_other_way_of_kv_does_without_the_servers()
         request.resolve()
         return [flag.text for flag in request.flags if flag.path[0] in (KV_NETWORK, KV_STREAM)]
 
-    network, stream = kv_network_flag("10.1.2.0/24"), kv_stream_flag(given=True)
+    network, stream = NETWORK.kv_flags, STREAM.kv_flags
     assert ways(stream, {"kv-network": "10.9.9.0/24"}) == ["10.9.9.0/24"]
     assert ways(stream, {"VllmWorker": {"kv-network": "10.9.9.0/24"}}) == []
     assert ways(network, {"kv-stream": True}) == ["true"]

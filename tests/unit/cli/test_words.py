@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dynamo_local.cli.main import run
-from dynamo_local.cli.serve_request import names_graph
+from dynamo_local.cli.words import names_graph
 from dynamo_local.core.endpoints.checks import read_spec
 from dynamo_local.core.endpoints.registry import Registry, ordered
 from dynamo_local.core.errors import UsageError
