@@ -345,7 +345,7 @@ def _start(request: ServeRequest, host: str, port: int, settings: ServerSettings
     check_room(launch.paths.root, launch.own_templates, launch.inventory.kind)
     for line in lines_of_start(request, launch):
         report.step(line)
-    launcher = EndpointLauncher.at_start(launch, report, request.kv_flags, forks=request.forkserver)
+    launcher = EndpointLauncher(launch, report, request.kv_flags, request.forkserver)
     serve_launch(launch, settings, report, endpoint_controller(launcher))
 
 

@@ -16,8 +16,7 @@ import msgspec
 
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.sizing.architecture import architecture_facts, language_part
-from dynamo_local.core.sizing.model_facts import ModelFacts
-from dynamo_local.core.sizing.pooling import pools_by_name
+from dynamo_local.core.sizing.model_facts import ModelFacts, pools_by_name
 from dynamo_local.model.weights import weight_facts, weight_files
 
 # What the installed vLLM and Transformers can load, read from their sources: importing them takes many seconds.

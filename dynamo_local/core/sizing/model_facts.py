@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 """Size in bytes of one element of each data type that a KV cache or a model may have."""
@@ -95,3 +97,29 @@ class ModelFacts:
             return None
         kept = (group.count * group.elements * min(tokens, group.window or tokens) for group in self.attention)
         return dtype_bytes * sum(kept)
+
+
+# Whether a model is served as a pooling model: embeddings, classes, scores.
+
+_ENDS = (
+    "ForSequenceClassification", "ForTokenClassification", "ForTextEncoding", "ForRewardModeling", "Model",
+)  # fmt: skip
+"""Ends of the names of architectures that vLLM makes pooling models of, if it has no code for just these. Its list is
+`_SUFFIX_TO_DEFAULTS` in vllm/config/model.py."""
+_ENDS_OF_GENERATION = ("ChatModel", "LMHeadModel")
+
+
+def pools_by_name(architecture: str | None, pooling: Collection[str], known: Collection[str]) -> bool:
+    """Tell by the name of the architecture. `known` are those that vLLM has code for, `pooling` those among them that
+    do not generate."""
+    if architecture is None or architecture in known:
+        return architecture in pooling
+    return architecture.endswith(_ENDS) and not architecture.endswith(_ENDS_OF_GENERATION)
+
+
+def is_pooling(facts: ModelFacts, given: Mapping[str, Any]) -> bool:
+    """Whether vLLM serves the model so, with the arguments that the user gives."""
+    runner, convert = given.get("runner"), given.get("convert")
+    if runner in ("generate", "pooling"):
+        return bool(runner == "pooling")
+    return convert in ("embed", "classify") or facts.pools

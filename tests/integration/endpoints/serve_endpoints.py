@@ -95,7 +95,7 @@ def main() -> int:
         ready_deadline_s=ready_s, drain_deadline_s=5, restart_delay_max_s=0.2, turn_s=float(turn_s)
     )
     launched = launch(namespace, int(slots))
-    launcher = Launcher.at_start(launched, Console(), forks=False, memory=FACTS.memory)
+    launcher = Launcher(launched, Console(), forks=False, memory=FACTS.memory)
     return exit_code_of_serving(launched, settings, endpoint_controller(launcher, FACTS))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -107,40 +107,34 @@ class Launched:
         return next((one for one in self.templates if (one.role == PREFILL_ROLE) == prefill), None)
 
 
-@dataclass(frozen=True)
+@dataclass
 class EndpointLauncher:
-    """Launches the endpoints of one server.
+    """Launches the endpoints of one server, before the first of whose workers it is made.
 
-    `machine`: as it was before the first of their workers: what each gets of its memory goes by devices, and does not
-    depend on which others run. `flags`: for the workers of all endpoints, unless one has its own. `forks`: whether
-    workers may be forked from the fork server. `memory`: there is now. `is_here`: whether the workers live on this
-    machine. What other machines have room for, and when their model's files were written, is not known.
+    `server`: what the server starts. `flags`: for the workers of all endpoints, unless one has its own. `forks`:
+    whether workers may be forked from the fork server. `memory`: there is now. `machine`: as it was at the start: what
+    each endpoint gets of its memory goes by devices, and does not depend on which others run.
     """
 
-    namespace: str
-    root: Path
-    inventory: Inventory
-    machine: Machine
+    server: Launch
     report: Report
     flags: tuple[Flag, ...] = ()
     forks: bool = True
     memory: Callable[[], Memory | None] = machine_memory
-    is_here: bool = True
+    machine: Machine = field(init=False)
 
-    @classmethod
-    def at_start(
-        cls,
-        launch: Launch,
-        report: Report,
-        flags: tuple[Flag, ...] = (),
-        *,
-        forks: bool = True,
-        memory: Callable[[], Memory | None] = machine_memory,
-    ) -> Self:
-        """That of a server that is about to start."""
-        inventory, paths, is_here = launch.probed, launch.paths, not launch.clustered
-        machine = machine_of(inventory, len(inventory.devices))
-        return cls(paths.namespace, paths.root, inventory, machine, report, flags, forks, memory, is_here)
+    def __post_init__(self) -> None:
+        self.machine = machine_of(self._inventory, len(self._inventory.devices))
+
+    @property
+    def _inventory(self) -> Inventory:
+        return self.server.probed
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether the workers live on this machine. What other machines have room for, and when their model's files
+        were written, is not known."""
+        return not self.server.clustered
 
     async def launch(self, revision: Revision, spec: EndpointSpec, progress: Callable[[str], None]) -> Launched:
         """Decide what the revision runs, and get its model. `progress` is told in words how far that is.
@@ -156,15 +150,15 @@ class EndpointLauncher:
 
     def prepare(self, revision: Revision, spec: EndpointSpec, report: Report) -> Launched:
         """As `launch`, in this thread."""
-        request = request_of_endpoint(spec, self.namespace, self.flags, forks=self.forks)
+        request = request_of_endpoint(spec, self.server.paths.namespace, self.flags, forks=self.forks)
         chooser = Chooser(sized=True, scaling=spec.most_workers > spec.least_awake, machine=self.machine)
         given, models = request.resolve(), ModelSource(report)
-        settled = settle(request, given, self.inventory, chooser, models, is_here=self.is_here)
+        settled = settle(request, given, self._inventory, chooser, models, is_here=self._is_here)
         resolved, chosen = settled.graph, settled.chosen
-        files = files_of(resolved) if self.is_here else {}
+        files = files_of(resolved) if self._is_here else {}
         resolved = with_files(resolved, files)
-        templates = revision_templates(resolved, str(revision), self.root)
-        if self.is_here:
+        templates = revision_templates(resolved, str(revision), self.server.paths.root)
+        if self._is_here:
             self._check_devices(spec, templates)
         return Launched(resolved, templates, chosen.engine_bytes, files, chosen.kv_bytes)
 
@@ -172,17 +166,17 @@ class EndpointLauncher:
         """Raise UsageError if the machine has no room for so many more workers, MemoryShortError if that is for its
         memory. `shared`: bytes of each one's weights that are in memory already. Blocks."""
         template = launched.template(prefill=prefill)
-        if template is not None and number > 0 and self.is_here:
+        if template is not None and number > 0 and self._is_here:
             needed = worker_bytes(launched.engine_bytes, shared)
-            check_room_for_workers(self.root, template, number, self.inventory.kind, needed, self.memory)
+            check_room_for_workers(self.server.paths.root, template, number, self._inventory.kind, needed, self.memory)
 
     def check_room_to_wake(self, launched: Launched, number: int) -> None:
         """Raise MemoryShortError if the machine has no memory for the KV caches of so many parked workers. Blocks."""
-        if self.is_here:
+        if self._is_here:
             check_memory_for_wake(number, launched.kv_bytes, self.memory)
 
     def _check_devices(self, spec: EndpointSpec, templates: tuple[ServiceTemplate, ...]) -> None:
-        most = len(self.inventory.devices)
+        most = len(self._inventory.devices)
         for template in templates:
             if template.devices > most:
                 raise UsageError(f"a worker of {spec.name} needs {template.devices} devices, and there are {most}")

@@ -15,12 +15,10 @@ from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE
 from dynamo_local.core.shares import held, summed
-from dynamo_local.core.sizing.choosing import MEMORY_KEYS, EnginePlan, plan_engines
-from dynamo_local.core.sizing.devices import slots_for_endpoints
+from dynamo_local.core.sizing.choosing import MEMORY_KEYS, EnginePlan, plan_engines, slots_for_endpoints
 from dynamo_local.core.sizing.machine import GIB, Choice, Gpu, Machine, Wanted, counted
-from dynamo_local.core.sizing.model_facts import ModelFacts
+from dynamo_local.core.sizing.model_facts import ModelFacts, is_pooling
 from dynamo_local.core.sizing.parsers import PARSER_KEYS, choose_parsers
-from dynamo_local.core.sizing.pooling import is_pooling
 from dynamo_local.engine.vllm.command_line import OF_VLLM
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.config.sections import Section

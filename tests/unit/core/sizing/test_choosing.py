@@ -11,8 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.core.sizing.choosing import KV_BYTES, MAX_LEN, EnginePlan, plan_engines
-from dynamo_local.core.sizing.devices import TENSOR_PARALLEL, slots_for_endpoints
+from dynamo_local.core.sizing.choosing import (
+    KV_BYTES,
+    MAX_LEN,
+    TENSOR_PARALLEL,
+    EnginePlan,
+    plan_engines,
+    slots_for_endpoints,
+)
 from dynamo_local.core.sizing.machine import GIB, MIB, Gpu, Machine, Wanted, integer
 from dynamo_local.core.sizing.memory import ENGINE_BYTES, GPU_ENGINE_BYTES, SERVER_BYTES, TooLargeError, loaded_bytes
 from dynamo_local.core.sizing.model_facts import AttentionLayers, ModelFacts

@@ -7,22 +7,26 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.core.sizing.machine import Machine
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.supervisor.endpoints.revisions.launch import EndpointLauncher, Launched
 from dynamo_local.supervisor.server.launch.plan import HttpAddress, Launch
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
-from state.devices.allocation import cpu_slots
+from state.devices.allocation import Inventory, cpu_slots
 from state.paths import StatePaths
 from tests.unit.supervisor.recording import RecordingReport
 
+GRAPH = ResolvedGraph("m:F", "ns", ())
+
+
+def server(root: Path, inventory: Inventory) -> Launch:
+    return Launch(GRAPH, inventory, StatePaths(root, "ns"), None, HttpAddress("127.0.0.1", 1), (), ())
+
 
 def test_more_memory_than_is_free_is_refused_in_one_line(tmp_path: Path) -> None:
-    launcher = EndpointLauncher("ns", tmp_path, cpu_slots([0], 1), Machine(1), RecordingReport())
-    graph = ResolvedGraph("m:F", "ns", ())
+    launcher = EndpointLauncher(server(tmp_path, cpu_slots([0], 1)), RecordingReport())
     templates = (ServiceTemplate("VllmWorker", "aggregated", (), {}, 1, 1),)
-    launcher.check_room(Launched(graph, templates, 1), 1, prefill=False)
-    large = Launched(graph, templates, 2**60)
+    launcher.check_room(Launched(GRAPH, templates, 1), 1, prefill=False)
+    large = Launched(GRAPH, templates, 2**60)
     with pytest.raises(UsageError, match="of memory is free, and 2 more workers need") as caught:
         launcher.check_room(large, 2, prefill=False)
     assert "\n" not in str(caught.value)
@@ -32,7 +36,5 @@ def test_more_memory_than_is_free_is_refused_in_one_line(tmp_path: Path) -> None
 
 
 def test_every_endpoint_is_sized_for_the_machine_of_the_start(tmp_path: Path) -> None:
-    graph, paths = ResolvedGraph("m:F", "ns", ()), StatePaths(tmp_path, "ns")
-    launch = Launch(graph, cpu_slots(range(4), 2), paths, None, HttpAddress("127.0.0.1", 1), (), ())
-    machine = EndpointLauncher.at_start(launch, RecordingReport()).machine
+    machine = EndpointLauncher(server(tmp_path, cpu_slots(range(4), 2)), RecordingReport()).machine
     assert (machine.cores, machine.slots) == (4, 2)
