@@ -24,10 +24,9 @@ from dynamo_local.model.weights import MODEL_FILES_ENV, read_identity
 from dynamo_local.process.forkserver.prepared.orders import withdraw
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.sdk.config.sections import Flag
-from dynamo_local.supervisor.endpoints.revisions.memory import worker_bytes
 from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
 from dynamo_local.supervisor.server.launch.choosing import Chooser, machine_of
-from dynamo_local.supervisor.server.launch.machine_room import check_memory_for_wake, check_room_for_workers
+from dynamo_local.supervisor.server.launch.machine_room import check_memory_for_wake, needs_of_workers, require, room_of
 from dynamo_local.supervisor.server.launch.models import ModelSource
 from dynamo_local.supervisor.server.launch.plan import Launch, revision_templates
 from dynamo_local.supervisor.server.launch.prepare import settle
@@ -109,7 +108,7 @@ class Launched:
 
 @dataclass
 class EndpointLauncher:
-    """Launches the endpoints of one server, before the first of whose workers it is made.
+    """Launches the endpoints of one server. It is made before the first of their workers starts.
 
     `server`: what the server starts. `flags`: for the workers of all endpoints, unless one has its own. `forks`:
     whether workers may be forked from the fork server. `memory`: there is now. `machine`: as it was at the start: what
@@ -167,8 +166,9 @@ class EndpointLauncher:
         memory. `shared`: bytes of each one's weights that are in memory already. Blocks."""
         template = launched.template(prefill=prefill)
         if template is not None and number > 0 and self._is_here:
-            needed = worker_bytes(launched.engine_bytes, shared)
-            check_room_for_workers(self.server.paths.root, template, number, self._inventory.kind, needed, self.memory)
+            each = None if launched.engine_bytes is None else max(launched.engine_bytes - shared, 0)
+            needs = needs_of_workers(template, number, self._inventory.kind, each)
+            require(needs, room_of(self.server.paths.root, self.memory))
 
     def check_room_to_wake(self, launched: Launched, number: int) -> None:
         """Raise MemoryShortError if the machine has no memory for the KV caches of so many parked workers. Blocks."""

@@ -27,12 +27,6 @@ class Holding:
     weights: int = 0
 
 
-def worker_bytes(engine_bytes: int | None, shared: int) -> int | None:
-    """What one more worker takes at most. `shared`: bytes of its weights that are loaded already; 0 if it loads them
-    itself."""
-    return None if engine_bytes is None else max(engine_bytes - shared, 0)
-
-
 def weights_to_give_up(unused: Mapping[str, int], missing: int) -> tuple[str, ...]:
     """The kept weights, by key, to give up so that so many bytes more are free: as few as are enough. None if all
     together are not. `unused`: bytes of those whose endpoints have no worker."""

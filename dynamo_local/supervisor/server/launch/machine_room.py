@@ -79,22 +79,6 @@ def check_room(root: Path, templates: Sequence[ServiceTemplate] = (), kind: Devi
     require(needs_of(templates, kind), room_of(root))
 
 
-def check_room_for_workers(
-    root: Path,
-    template: ServiceTemplate,
-    number: int,
-    kind: DeviceKind,
-    engine_bytes: int | None,
-    memory: Callable[[], Memory | None] = machine_memory,
-) -> None:
-    """Raise UsageError, with figures, if the machine has no room for so many more workers of a running server;
-    MemoryShortError if that is for its memory.
-
-    `engine_bytes`: what each takes of the machine's memory, as `launch.Chosen` has it. `memory`: there is now.
-    """
-    require(needs_of_workers(template, number, kind, engine_bytes), room_of(root, memory))
-
-
 def check_memory_for_wake(number: int, kv_bytes: int | None, memory: Callable[[], Memory | None]) -> None:
     """Raise MemoryShortError if the KV caches of so many parked workers do not fit any more. `kv_bytes`: that of each;
     None if it is not known, or not in the machine's memory. `memory`: there is now."""
@@ -107,7 +91,8 @@ def check_memory_for_wake(number: int, kv_bytes: int | None, memory: Callable[[]
 def needs_of_workers(
     template: ServiceTemplate, number: int, kind: DeviceKind, engine_bytes: int | None = None
 ) -> Needs:
-    """The needs of so many more workers of a running server. Pure."""
+    """The needs of so many more workers of a running server. `engine_bytes`: what each takes of the machine's memory.
+    Pure."""
     first = needs_of([msgspec.structs.replace(template, workers=number)], kind)
     memory = None if engine_bytes is None else number * engine_bytes
     return Needs(first.shared_bytes, first.tasks - TASKS_OF_SERVER, memory, counted(number, "more worker"))
@@ -124,7 +109,7 @@ def needs_of(templates: Sequence[ServiceTemplate], kind: DeviceKind) -> Needs:
 
 
 def require(needs: Needs, room: Room) -> None:
-    """Raise UsageError if the needs exceed the room. Pure."""
+    """Raise UsageError, with figures, if the needs exceed the room; MemoryShortError if that is for memory. Pure."""
     _require_state(room)
     _require_shared_memory(needs, room)
     if room.open_files is not None and room.open_files < OPEN_FILES:

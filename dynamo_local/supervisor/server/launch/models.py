@@ -45,7 +45,7 @@ class ModelSource:
         self._report = report
         self._fetches_weights = fetches_weights
         self._named: dict[str, NamedModel] = {}
-        self._obtained: dict[str, Obtained] = {}
+        self._found: dict[str, tuple[Obtained, ModelFacts | None]] = {}
 
     def facts(
         self, config: Mapping[str, Any], *, computing: bool, on_cpu: bool, fit: Callable[[ModelFacts], None]
@@ -62,11 +62,7 @@ class ModelSource:
             return facts
         if not computing:
             return _tokenizer_facts(Path(model).expanduser())
-        try:
-            found = self._find(wish_of(config, on_cpu), fit)
-        except _KnownError as known:
-            return known.facts
-        return None if found.folder is None else found.facts
+        return self._find(wish_of(config, on_cpu), fit)[1]
 
     def named(self, name: str) -> NamedModel:
         """The model of one of `NAMES`. Raises UsageError if it cannot be had."""
@@ -75,21 +71,22 @@ class ModelSource:
         return self._named[name]
 
     def obtain(self, wish: Wish) -> Obtained:
-        """A model that is ready to be loaded. Raises DynamoError."""
-        try:
-            return self._find(wish, lambda _: None)
-        except _KnownError:
-            return Obtained(wish.model, wish.model)
+        """A model that is ready to be loaded, or one whose weights are not fetched as it is. Raises DynamoError."""
+        return self._find(wish, lambda _: None)[0]
 
-    def _find(self, wish: Wish, fit: Callable[[ModelFacts], None]) -> Obtained:
+    def _find(self, wish: Wish, fit: Callable[[ModelFacts], None]) -> tuple[Obtained, ModelFacts | None]:
         def before_weights(facts: ModelFacts) -> None:
             fit(facts)
             if not self._fetches_weights and not Path(wish.model).expanduser().is_dir():
                 raise _KnownError(facts)
 
-        if wish.model not in self._obtained:
-            self._obtained[wish.model] = obtain(wish, self._report, before_weights)
-        return self._obtained[wish.model]
+        if wish.model not in self._found:
+            try:
+                found = obtain(wish, self._report, before_weights)
+                self._found[wish.model] = found, None if found.folder is None else found.facts
+            except _KnownError as known:
+                self._found[wish.model] = Obtained(wish.model, wish.model), known.facts
+        return self._found[wish.model]
 
 
 def _tokenizer_facts(folder: Path) -> ModelFacts | None:

@@ -30,7 +30,8 @@ def test_more_memory_than_is_free_is_refused_in_one_line(tmp_path: Path) -> None
     with pytest.raises(UsageError, match="of memory is free, and 2 more workers need") as caught:
         launcher.check_room(large, 2, prefill=False)
     assert "\n" not in str(caught.value)
-    # Nothing is to be started.
+    # Nothing is to be loaded, or to be started.
+    launcher.check_room(large, 2, prefill=False, shared=2**60)
     launcher.check_room(large, 0, prefill=False)
     launcher.check_room(large, 2, prefill=True)
 

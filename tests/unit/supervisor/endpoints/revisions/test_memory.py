@@ -18,7 +18,6 @@ from dynamo_local.supervisor.endpoints.revisions.memory import (
     MemoryRoom,
     explained,
     weights_to_give_up,
-    worker_bytes,
 )
 from state.files import make_private_directory
 from state.paths import StatePaths
@@ -27,11 +26,6 @@ from state.statefile.transitions import claim
 from tests.unit.state.builders import empty_state, with_process
 
 GIB = 2**30
-
-
-def test_a_worker_does_not_load_what_is_loaded_already() -> None:
-    assert worker_bytes(3 * GIB, GIB) == 2 * GIB
-    assert worker_bytes(None, GIB) is None
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=3), st.integers(1, 100)), st.integers(1, 300))

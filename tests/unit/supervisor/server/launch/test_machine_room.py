@@ -19,7 +19,6 @@ from dynamo_local.supervisor.server.launch.machine_room import (
     Needs,
     Room,
     check_room,
-    check_room_for_workers,
     needs_of,
     needs_of_workers,
     require,
@@ -142,9 +141,3 @@ def test_more_workers_of_a_running_server_need_memory_but_no_second_server() -> 
     assert caught.value.cause == "5.0 GiB of memory is free, and 2 more workers need 6.0 GiB"
     with pytest.raises(UsageError, match="has 190; 1 more worker needs 30 more"):
         require(needs_of_workers(template(1), 1, "gpu"), replace(ROOM, tasks=190))
-
-
-def test_this_machine_has_no_room_for_a_worker_larger_than_it(tmp_path: Path) -> None:
-    check_room_for_workers(tmp_path, template(1), 1, "cpu-slot", None)
-    with pytest.raises(UsageError, match="of memory is free, and 1 more worker needs"):
-        check_room_for_workers(tmp_path, template(1), 1, "cpu-slot", 2**60)
