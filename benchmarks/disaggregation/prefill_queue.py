@@ -31,7 +31,7 @@ from dynamo_local.bus.jetstream.prefill_queue import (
     create_prefill_queue,
 )
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Message
+from dynamo_local.bus.subscriptions import RawMessage
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.prefill import PrefillJob
@@ -155,7 +155,7 @@ async def _bench(directory: Path) -> AsyncIterator[Bench]:
             answering, asking, publishing, *taking = buses
             bench = Bench(address, processes, asking, publishing, taking)
 
-            async def answer(message: Message) -> None:
+            async def answer(message: RawMessage) -> None:
                 await answering.publish(message.reply, message.data)
 
             await answering.subscribe(_ASKED, answer)

@@ -6,10 +6,9 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from components.frontend.requests.live_requests import LiveRequest
 from dynamo_local.bus.nats import Bus
+from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, Reserve, Warm
 from dynamo_local.core.messages.work import (
@@ -74,7 +73,7 @@ class WorkerLink:
         """Have the worker give up the room and the KV that it keeps for the request."""
         await self._send(self._subjects.migrations(worker), worker, CancelReservation(request_id))
 
-    async def _send(self, subject: str, worker: str, message: msgspec.Struct) -> None:
+    async def _send(self, subject: str, worker: str, message: Message) -> None:
         try:
             await self._bus.send(subject, message)
         except BusError as error:

@@ -11,15 +11,14 @@ from msgspec.structs import replace
 
 from components.router.model_routing import Assignments, ModelRouting
 from components.workers import VllmWorker
-from dynamo_local.bus.subscriptions import Answer, Message
-from dynamo_local.core import codec
+from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.fleet.view import ROUTER_ROLE
 from dynamo_local.core.messages.routes import RoutesAnswer, RoutesQuestion
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charged, Charges, Prefilled, Released
 from dynamo_local.core.routing.explanation import route_row
 from dynamo_local.core.routing.policies import DEFAULT, POLICIES
-from dynamo_local.core.subjects import Subjects, revision_in
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk import Service, async_on_start, depends, service
 
@@ -85,11 +84,11 @@ class Router(Service):
         await bus.listen(subjects.prefilled, Prefilled, self._on_prefilled)
         await bus.serve(subjects.routes(self._context.lease), RoutesQuestion, self._on_routes)
         every = Subjects(self._context.namespace, "*")
-        await bus.subscribe(every.assign, self._on_assign_in_revision, queue=ROUTER_ROLE)
-        await bus.subscribe(every.charged, self._on_charged_in_revision)
-        await bus.subscribe(every.released, self._on_released_in_revision)
-        await bus.subscribe(every.charges, self._on_charges_in_revision)
-        await bus.subscribe(every.prefilled, self._on_prefilled_in_revision)
+        await bus.serve_each(every.assign, AssignRequest, self._on_assign_in_revision, queue=ROUTER_ROLE)
+        await bus.listen_each(every.charged, Charged, self._on_charged_in_revision)
+        await bus.listen_each(every.released, Released, self._on_released_in_revision)
+        await bus.listen_each(every.charges, Charges, self._on_charges_in_revision)
+        await bus.listen_each(every.prefilled, Prefilled, self._on_prefilled_in_revision)
         self._context.tasks.spawn("revisions", self._forget())
 
     # The graph's own workers.
@@ -115,38 +114,34 @@ class Router(Service):
 
     # The workers of endpoints.
 
-    async def _on_assign_in_revision(self, message: Message) -> None:
-        request = codec.decode(message.data, AssignRequest)
-        served = self._serve(revision_in(message.subject))
+    async def _on_assign_in_revision(self, revision: str, request: AssignRequest, answer: Answer) -> None:
+        served = self._serve(revision)
         if served.beginning.done():
-            await self._answer(served, request, message.reply)
+            await answer.send(self._assign(served.routing, request))
         else:
             # Other revisions' questions do not wait for it.
-            self._context.tasks.spawn("answer", self._answer(served, request, message.reply))
+            self._context.tasks.spawn("answer", self._answer_when_begun(served, request, answer))
 
-    async def _on_charged_in_revision(self, message: Message) -> None:
-        self._serve(revision_in(message.subject)).routing.take_over(codec.decode(message.data, Charged))
+    async def _on_charged_in_revision(self, revision: str, charged: Charged) -> None:
+        self._serve(revision).routing.take_over(charged)
 
-    async def _on_released_in_revision(self, message: Message) -> None:
-        served = self._revisions.get(revision_in(message.subject))
+    async def _on_released_in_revision(self, revision: str, released: Released) -> None:
+        served = self._revisions.get(revision)
         if served is not None:
-            served.routing.release(codec.decode(message.data, Released))
+            served.routing.release(released)
 
-    async def _on_prefilled_in_revision(self, message: Message) -> None:
-        served = self._revisions.get(revision_in(message.subject))
+    async def _on_prefilled_in_revision(self, revision: str, prefilled: Prefilled) -> None:
+        served = self._revisions.get(revision)
         if served is not None:
-            served.routing.prefilled(codec.decode(message.data, Prefilled))
+            served.routing.prefilled(prefilled)
 
-    async def _on_charges_in_revision(self, message: Message) -> None:
+    async def _on_charges_in_revision(self, revision: str, charges: Charges) -> None:
         # Begun by charges as well: the workers are known then when the next request comes.
-        self._serve(revision_in(message.subject)).routing.settle(codec.decode(message.data, Charges))
+        self._serve(revision).routing.settle(charges)
 
-    async def _answer(self, served: _Served, request: AssignRequest, reply: str) -> None:
+    async def _answer_when_begun(self, served: _Served, request: AssignRequest, answer: Answer) -> None:
         await asyncio.wait({served.beginning})
-        try:
-            await self._context.bus.send(reply, self._assign(served.routing, request))
-        except BusError as error:
-            _log.warning("the question for a worker for request %s is not answered: %s", request.request_id, error)
+        await answer.send(self._assign(served.routing, request))
 
     def _serve(self, revision: str) -> _Served:
         served = self._revisions.get(revision)

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import msgspec
 
+from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import BusError, DecodeError, EngineError
 from dynamo_local.core.messages.kv import ConfirmAnswer, ConfirmQuestion, PinAnswer, PinQuestion, Unpin
 from dynamo_local.core.messages.work import RequestEpoch, Submit
@@ -24,7 +25,7 @@ from state.machine.identity import machine_id
 
 _log = logging.getLogger(__name__)
 
-_Reply = TypeVar("_Reply", bound=msgspec.Struct)
+_Reply = TypeVar("_Reply", bound=Message)
 
 PIN_S = 20.0
 """How long blocks are asked to be pinned. Blocks not read by then are computed."""
@@ -156,7 +157,7 @@ class KvPuller:
         engine = self._context.announcer.presence.engine
         return "" if engine is None else engine.kv_network
 
-    async def _ask_source(self, source: str, subject: str, question: msgspec.Struct, reply: type[_Reply]) -> _Reply:
+    async def _ask_source(self, source: str, subject: str, question: Message, reply: type[_Reply]) -> _Reply:
         """Ask, until the source is gone. Raises BusError and DecodeError."""
         asking = asyncio.ensure_future(self._context.bus.ask(subject, question, reply, timeout_s=self._answer_s))
         self._asking[asking] = source

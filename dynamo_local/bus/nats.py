@@ -20,7 +20,6 @@ from typing import TypeVar
 from dynamo_local.bus import without_websockets  # noqa: F401
 
 # isort: split
-import msgspec
 import nats
 import nats.errors
 from nats.aio.client import Client
@@ -30,9 +29,10 @@ from nats.protocol.command import unsub_cmd
 from nats.protocol.parser import AUTHORIZATION_VIOLATION as _REFUSED
 
 from dynamo_local.bus.address import BusAddress
-from dynamo_local.bus.subscriptions import Answer, Handler, Message, Subscription, decoded
+from dynamo_local.bus.subscriptions import Answer, Handler, RawMessage, Subscription, reader
 from dynamo_local.bus.tls import TlsClient, context_of, is_final, local_host, mismatch
 from dynamo_local.core import codec
+from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import BusError, BusRefusedError, NobodyListensError
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.rotation import AddressChanged, AddressTaken
@@ -147,7 +147,7 @@ class KnownAddress:
 # isort: split
 
 
-_M = TypeVar("_M")
+_M = TypeVar("_M", bound=Message)
 
 _CONNECT_TIMEOUT_S = 2
 _RECONNECT_WAIT_S = 0.2
@@ -296,11 +296,12 @@ class Bus:
         """A new subject that nobody else uses."""
         return self._client.new_inbox()
 
-    async def send(self, subject: str, message: msgspec.Struct) -> None:
-        """Publish a message (core/messages). Raises BusError like `publish`."""
-        await self.publish(subject, codec.encode(message))
+    async def send(self, subject: str, message: Message, *, reply: str = "") -> None:
+        """Publish a message. Raises BusError like `publish`. `reply`: subject on which answers are heard, any number of
+        them; who waits for one asks."""
+        await self.publish(subject, codec.encode(message), reply=reply)
 
-    async def ask(self, subject: str, message: msgspec.Struct, reply: type[_M], *, timeout_s: float) -> _M:
+    async def ask(self, subject: str, message: Message, reply: type[_M] | UnionType, *, timeout_s: float) -> _M:
         """Ask with a message, and wait for one answer of type `reply`. Raises BusError like `request`, and DecodeError
         if the answer is something else."""
         return codec.decode(await self.request(subject, codec.encode(message), timeout_s=timeout_s), reply)
@@ -310,12 +311,26 @@ class Bus:
     ) -> Subscription:
         """Have `handler` called for each message of this kind, a message class or a union of tagged ones. What cannot
         be decoded is logged and dropped. Otherwise as `subscribe`."""
+        read = reader(kind)
 
         async def receive(message: NatsMsg) -> None:
-            if (content := decoded(message, kind)) is not None:
+            if (content := read(message)) is not None:
                 await handler(content)
 
         return await self._subscribe(subject, receive)
+
+    async def listen_each(
+        self, pattern: str, kind: type[_M] | UnionType, handler: Callable[[str, _M], Awaitable[None]]
+    ) -> Subscription:
+        """As `listen`, on all subjects that match: `handler` is told what stands for the first `*` of the pattern, such
+        as an endpoint's revision."""
+        read, place = reader(kind), pattern.split(".").index("*")
+
+        async def receive(message: NatsMsg) -> None:
+            if (content := read(message)) is not None:
+                await handler(message.subject.split(".")[place], content)
+
+        return await self._subscribe(pattern, receive)
 
     async def serve(
         self,
@@ -330,12 +345,30 @@ class Bus:
         A request that takes long is answered from a task of its own, or those behind it wait. Subscribers with the same
         `queue` share the requests.
         """
+        read = reader(kind)
 
         async def receive(message: NatsMsg) -> None:
-            if (content := decoded(message, kind)) is not None:
-                await handler(content, Answer(self, message))
+            if (content := read(message)) is not None:
+                await handler(content, Answer(self.send, message))
 
         return await self._subscribe(subject, receive, queue)
+
+    async def serve_each(
+        self,
+        pattern: str,
+        kind: type[_M] | UnionType,
+        handler: Callable[[str, _M, Answer], Awaitable[None]],
+        *,
+        queue: str = "",
+    ) -> Subscription:
+        """`serve` on all subjects that match, as `listen_each`."""
+        read, place = reader(kind), pattern.split(".").index("*")
+
+        async def receive(message: NatsMsg) -> None:
+            if (content := read(message)) is not None:
+                await handler(message.subject.split(".")[place], content, Answer(self.send, message))
+
+        return await self._subscribe(pattern, receive, queue)
 
     async def publish(self, subject: str, data: bytes, *, reply: str = "") -> None:
         """Send bytes to all who subscribe. Raises BusError if they are too many or the buffer is full."""
@@ -353,7 +386,7 @@ class Bus:
         """
 
         async def receive(message: NatsMsg) -> None:
-            await handler(Message.of(message))
+            await handler(RawMessage.of(message))
 
         return await self._subscribe(subject, receive, queue)
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Message, Subscription
+from dynamo_local.bus.subscriptions import RawMessage, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.beats import BEAT_S, QUIET_AFTER_S, QUIET_BEAT_S, until_beat
 from dynamo_local.core.errors import BusError, ConfigError, DecodeError
@@ -98,7 +98,7 @@ class Announcer:
     async def run(self) -> None:
         """Publish at every beat and change until cancelled."""
 
-        async def on_probe(_: Message) -> None:
+        async def on_probe(_: RawMessage) -> None:
             await self.announce(anew=True)
 
         for probe in self._probes:
@@ -197,7 +197,7 @@ class FleetWatch:
                     return True
         return False
 
-    async def _on_echo(self, _: Message) -> None:
+    async def _on_echo(self, _: RawMessage) -> None:
         self._echoed.set()
 
     def tick(self) -> None:
@@ -223,7 +223,7 @@ class FleetWatch:
             self.due_at = now + until_beat(now, QUIET_BEAT_S if self.view.quiet() else BEAT_S)
         self.due_at = max(now + TICK_S, min(self.due_at, next_look + _EXPIRED_S))
 
-    async def _on_presence(self, message: Message) -> None:
+    async def _on_presence(self, message: RawMessage) -> None:
         now = self._clock()
         # Most announcements repeat the last one. They are compared as bytes: decoding costs far more.
         last = self._last.get(message.subject)
@@ -238,7 +238,7 @@ class FleetWatch:
         self._last[message.subject] = message.data, presence.lease
         self._tell(self.view.observe(presence, now))
 
-    async def _on_endpoint_presence(self, message: Message) -> None:
+    async def _on_endpoint_presence(self, message: RawMessage) -> None:
         # A frontend announces itself in each revision that it serves, beside its presence as a process of the graph.
         try:
             watcher = parse_watcher(message.subject.rpartition(".")[2])

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Answer, Message, Subscription
+from dynamo_local.bus.subscriptions import Answer, RawMessage, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.beats import until_beat
-from dynamo_local.core.codec import VERSION
+from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import BusError, DecodeError, DynamoError, RpcError
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.core.suggestions import suggest
@@ -52,68 +52,57 @@ MAX_CALLS = 1024
 """Calls that one process serves at once, at most."""
 
 
-class Begin(msgspec.Struct, frozen=True):
+class Begin(Message, frozen=True):
     """Starts a call. `request` is msgpack, empty if there is none."""
 
     call_id: str
     request: bytes
-    v: int = VERSION
 
 
-class Taken(msgspec.Struct, frozen=True, tag="taken"):
+class Taken(Message, frozen=True, tag="taken"):
     """An instance serves the call and listens to its control subject."""
 
-    v: int = VERSION
 
-
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class Refused(Message, frozen=True, tag="refused"):
     """The call was not begun; it may be tried again."""
 
     reason: str
-    v: int = VERSION
 
 
-class Reply(msgspec.Struct, frozen=True, tag="reply"):
+class Reply(Message, frozen=True, tag="reply"):
     """A reply, in msgpack."""
 
     seq: int
     data: bytes
-    v: int = VERSION
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
+class Done(Message, frozen=True, tag="done"):
     """The call has ended: no more replies follow."""
 
     seq: int
-    v: int = VERSION
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class Failed(Message, frozen=True, tag="failed"):
     """The endpoint raised. `error` is one line."""
 
     seq: int
     error: str
-    v: int = VERSION
 
 
-class Alive(msgspec.Struct, frozen=True, tag="alive"):
+class Alive(Message, frozen=True, tag="alive"):
     """The call goes on; frame `seq` is the next."""
 
     seq: int
-    v: int = VERSION
 
 
-class Credit(msgspec.Struct, frozen=True, tag="credit"):
+class Credit(Message, frozen=True, tag="credit"):
     """The caller is alive, and has read `read` replies."""
 
     read: int
-    v: int = VERSION
 
 
-class Hangup(msgspec.Struct, frozen=True, tag="hangup"):
+class Hangup(Message, frozen=True, tag="hangup"):
     """The caller wants no more replies."""
-
-    v: int = VERSION
 
 
 Frame = Taken | Refused | Reply | Done | Failed | Alive
@@ -405,7 +394,7 @@ class CallClient:
             # The server notices the silence, and ends the call by itself.
             _log.warning("a control message of call %s could not be sent: %s", call_id, error)
 
-    async def _on_frame(self, message: Message) -> None:
+    async def _on_frame(self, message: RawMessage) -> None:
         call_id = message.subject.rpartition(".")[2]
         call = self._open.get(call_id)
         if call is None:

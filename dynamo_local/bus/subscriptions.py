@@ -7,28 +7,28 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import UnionType
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from dynamo_local.bus import without_websockets  # noqa: F401
 
 # isort: split
-import msgspec
 import nats.errors
 from nats.aio.msg import Msg as NatsMsg
 from nats.aio.subscription import Subscription as NatsSubscription
 from nats.js.api import Header
 
 from dynamo_local.core import codec
+from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import BusError, DecodeError
 
 _log = logging.getLogger(__name__)
-_M = TypeVar("_M")
+_M = TypeVar("_M", bound=Message)
 
 _DRAIN_S = 0.5
 
 
 @dataclass(frozen=True)
-class Message:
+class RawMessage:
     """A message as bytes. `reply` is the subject to answer on, empty if no answer is wanted.
 
     `status` is not empty when the server speaks instead of a publisher, such as "503": a request has no subscriber.
@@ -40,35 +40,31 @@ class Message:
     status: str = ""
 
     @classmethod
-    def of(cls, message: NatsMsg) -> Message:
+    def of(cls, message: NatsMsg) -> RawMessage:
         status = "" if message.headers is None else message.headers.get(Header.STATUS, "")
         return cls(message.subject, message.reply, message.data, status)
 
 
-Handler = Callable[[Message], Awaitable[None]]
-
-
-class Publisher(Protocol):
-    """The part of a bus that an answer needs."""
-
-    async def send(self, subject: str, message: msgspec.Struct) -> None: ...
+Handler = Callable[[RawMessage], Awaitable[None]]
+Send = Callable[[str, Message], Awaitable[None]]
+"""Publishes a message on a subject (`Bus.send`)."""
 
 
 class Answer:
     """Answers one request. May be kept for later, used more than once (a stream), or not at all."""
 
-    __slots__ = ("_bus", "_message")
+    __slots__ = ("_message", "_send")
 
-    def __init__(self, bus: Publisher, message: NatsMsg) -> None:
-        self._bus = bus
+    def __init__(self, send: Send, message: NatsMsg) -> None:
+        self._send = send
         self._message = message
 
-    async def send(self, message: msgspec.Struct) -> None:
+    async def send(self, message: Message) -> None:
         """Publish an answer. A failure is logged, not raised: whoever asked has a deadline of its own."""
         if not self._message.reply:
             return
         try:
-            await self._bus.send(self._message.reply, message)
+            await self._send(self._message.reply, message)
         except BusError as error:
             _log.warning("a request on %s is not answered: %s", self._message.subject, error)
 
@@ -96,10 +92,17 @@ class Subscription:
             await self.unsubscribe()
 
 
-def decoded(message: NatsMsg, kind: type[_M] | UnionType) -> _M | None:
-    """The content of a message; None, and a warning in the log, if the message is of another kind or version."""
-    try:
-        return codec.decode(message.data, kind)
-    except DecodeError as error:
-        _log.warning("a message on %s is ignored: %s", message.subject, error)
-        return None
+def reader(kind: type[_M] | UnionType) -> Callable[[NatsMsg], _M | None]:
+    """A function that returns the content of a message; None, and a warning in the log, if the message is of another
+    kind or version."""
+    decode = codec.decoder(kind)
+
+    def read(message: NatsMsg) -> _M | None:
+        try:
+            content: _M = decode(message.data)
+        except DecodeError as error:
+            _log.warning("a message on %s is ignored: %s", message.subject, error)
+            return None
+        return content
+
+    return read

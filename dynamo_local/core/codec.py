@@ -1,27 +1,31 @@
-"""Encodes and decodes messages: msgpack by msgspec, with a version in each message, and one error for all garbage."""
+"""Encodes and decodes messages: msgpack by msgspec, one envelope with the version, and one error for all garbage.
+
+The envelope is an array of two: the version, and the message.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from types import UnionType
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import msgspec
 
 from dynamo_local.core.errors import DecodeError, DynamoError
 
-VERSION = 2
+VERSION = 3
 """Version of the wire format. Messages of another version are refused."""
 
-_T = TypeVar("_T")
+
+class Message(msgspec.Struct, frozen=True):
+    """What one process sends to another by itself, and not as a part of something else."""
+
+
+_M = TypeVar("_M", bound=Message)
 _PRODUCT = frozenset({"components", "dynamo_local", "state"})
 _encoder = msgspec.msgpack.Encoder()
-
-
-@lru_cache(maxsize=64)
-def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(kind)
+_any_version = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
 
 
 def prepare_structs() -> None:
@@ -41,13 +45,13 @@ def _subclasses(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
         yield from _subclasses(each)
 
 
-def encode(message: msgspec.Struct) -> bytes:
+def encode(message: Message) -> bytes:
     """A message as bytes."""
-    return _encoder.encode(message)
+    return _encoder.encode((VERSION, message))
 
 
 @overload
-def decode(data: bytes, kind: type[_T]) -> _T: ...
+def decode(data: bytes, kind: type[_M]) -> _M: ...
 
 
 @overload
@@ -59,14 +63,31 @@ def decode(data: bytes, kind: Any) -> Any:
 
     Raises DecodeError for anything that is not a well-formed message of this kind and version.
     """
+    return decoder(kind)(data)
+
+
+@lru_cache(maxsize=64)
+def decoder(kind: Any) -> Callable[[bytes], Any]:
+    """`decode` for one kind, for those who decode many messages."""
+    unpack = msgspec.msgpack.Decoder(tuple[Literal[VERSION], kind]).decode  # type: ignore[valid-type]
+
+    def decode_kind(data: bytes) -> Any:
+        try:
+            return unpack(data)[1]
+        except (msgspec.DecodeError, ValueError, RecursionError, DynamoError) as error:
+            raise _refusal(data, kind, error) from error
+
+    return decode_kind
+
+
+def _refusal(data: bytes, kind: Any, error: Exception) -> DecodeError:
     try:
-        message = _decoder(kind).decode(data)
-    except (msgspec.DecodeError, ValueError, RecursionError, DynamoError) as error:
-        name = getattr(kind, "__name__", str(kind))
-        raise DecodeError(f"not a {name}: {error}") from error
-    if message.v != VERSION:
-        raise DecodeError(
-            f"message of version {message.v}, this process speaks version {VERSION}",
-            "restart the server so that all of its processes run the same release",
-        )
-    return message
+        version, _ = _any_version.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        version = VERSION
+    if version == VERSION:
+        return DecodeError(f"not a {getattr(kind, '__name__', str(kind))}: {error}")
+    return DecodeError(
+        f"message of version {version}, this process speaks version {VERSION}",
+        "restart the server so that all of its processes run the same release",
+    )

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.bus.subscriptions import Message
-from dynamo_local.core import codec
-from dynamo_local.core.errors import BusError, DecodeError, NotRunningError, StateError
+from dynamo_local.core.errors import BusError, NotRunningError, StateError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE, PREFILL_ROLE, in_flight_of, ttl_s
 from dynamo_local.core.messages.endpoints import Board, EndpointView
 from dynamo_local.core.messages.presence import Presence, as_received
@@ -23,7 +21,7 @@ from dynamo_local.core.names import endpoint_of, parse_watcher
 from dynamo_local.core.planning.endpoints.decision import EndpointSeen, EndpointsObservation, roles_of
 from dynamo_local.core.planning.window import Claim, Observation, QueueReading, observe
 from dynamo_local.core.shares import summed
-from dynamo_local.core.subjects import Subjects, revision_in
+from dynamo_local.core.subjects import Subjects
 from dynamo_local.log_once import LogOnce
 from state.endpoints.board import read_board
 from state.locks import server_pid
@@ -138,7 +136,7 @@ class FrontendsWatch:
 
     async def start(self) -> None:
         """Listen, and ask all processes to publish their presence now."""
-        await self._bus.subscribe(self._subjects.presences_of_endpoints, self._on_presence)
+        await self._bus.listen_each(self._subjects.presences_of_endpoints, Presence, self._on_presence)
         await self._bus.publish(self._subjects.probe_of_all, b"")
 
     def in_flight(self, revision: str) -> int | None:
@@ -167,16 +165,10 @@ class FrontendsWatch:
         now = self._clock()
         return [presence for presence, at in self._heard.get(revision, {}).values() if now - at <= ttl_s(presence)]
 
-    async def _on_presence(self, message: Message) -> None:
-        now = self._clock()
-        try:
-            presence = as_received(codec.decode(message.data, Presence), now)
-        except DecodeError as error:
-            _log.debug("a presence on %s cannot be read: %s", message.subject, error)
-            return
+    async def _on_presence(self, revision: str, presence: Presence) -> None:
         if presence.role == FRONTEND_ROLE:
-            known = self._heard.setdefault(revision_in(message.subject), {})
-            known[presence.watcher] = presence, now
+            now = self._clock()
+            self._heard.setdefault(revision, {})[presence.watcher] = as_received(presence, now), now
 
 
 @dataclass

@@ -13,7 +13,7 @@ from components.frontend.endpoints.revision import FrontendIdentity, ServedRevis
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.waking import Waking, WakingServer, WorkersHere
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Message
+from dynamo_local.bus.subscriptions import RawMessage
 from dynamo_local.core.endpoints.status import Standing, is_coming, standings
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
@@ -226,7 +226,7 @@ class BoardWatch:
     async def start(self) -> None:
         """Read the board if there is one, and listen to changes."""
 
-        async def on_change(_: Message) -> None:
+        async def on_change(_: RawMessage) -> None:
             self._told.set()
 
         await self._bus.subscribe(self._subject, on_change)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from dynamo_local.bus.jetstream.streams import JetStream, StreamAbsentError
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Message
+from dynamo_local.bus.subscriptions import RawMessage
 from dynamo_local.core.errors import BusDownError, BusError, UsageError
 from dynamo_local.core.live_settings import SETTINGS, LiveSettings, setting
 from dynamo_local.core.subjects import Subjects
@@ -48,7 +48,7 @@ class LiveSettingsWatch:
     async def start(self) -> None:
         """Listen to changes, and read the settings. A failure is logged, not raised."""
 
-        async def on_change(_: Message) -> None:
+        async def on_change(_: RawMessage) -> None:
             self._changed.set()
 
         await self._bus.subscribe(self._changes, on_change)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dynamo_local.bus import without_websockets  # noqa: F401
 
 # isort: split
+import msgspec
 from nats.js import api
 from nats.js.errors import BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError
 
 from dynamo_local.bus.jetstream.streams import JetStream
 from dynamo_local.bus.nats import Bus
-from dynamo_local.core import codec
-from dynamo_local.core.errors import BusError, DecodeError
-from dynamo_local.core.process.ownership import Owner, Record
+from dynamo_local.core.errors import BusError
+from dynamo_local.core.process.ownership import RECORD_VERSION, Owner, Record
 from dynamo_local.core.subjects import OWNERS_BUCKET
 
 # A bucket of JetStream whose keys are replaced only by who knows their last change: for records that several processes
@@ -88,7 +88,7 @@ class BusRecord:
 
 def encoded(owner: Owner | None) -> bytes:
     """What a record holds; empty without an owner."""
-    return b"" if owner is None else codec.encode(owner)
+    return b"" if owner is None else msgspec.msgpack.encode(owner)
 
 
 def decoded(revision: int, data: bytes) -> Record:
@@ -97,6 +97,7 @@ def decoded(revision: int, data: bytes) -> Record:
     if not data:
         return Record(revision)
     try:
-        return Record(revision, codec.decode(data, Owner))
-    except DecodeError:
-        return Record(revision, _UNKNOWN)
+        owner = msgspec.msgpack.decode(data, type=Owner)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        owner = _UNKNOWN
+    return Record(revision, owner if owner.v == RECORD_VERSION else _UNKNOWN)

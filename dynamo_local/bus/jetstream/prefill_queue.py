@@ -36,7 +36,7 @@ from dynamo_local.bus.jetstream.streams import (
     delivery_count,
 )
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Message, Subscription
+from dynamo_local.bus.subscriptions import RawMessage, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusDownError, BusError, DecodeError, QueueAbsentError, QueueFullError
 from dynamo_local.core.messages.prefill import PrefillJob, QueueLength
@@ -405,7 +405,7 @@ class PrefillConsumer:
             async with asyncio.timeout(_LOOK_S):
                 await self._news.wait()
 
-    async def _on_message(self, message: Message) -> None:
+    async def _on_message(self, message: RawMessage) -> None:
         if message.status:
             if message.subject == self._pull.subject:
                 self._pull.end(message.status)
@@ -414,7 +414,7 @@ class PrefillConsumer:
             await self._on_job(message)
         self._news.set()
 
-    async def _on_job(self, message: Message) -> None:
+    async def _on_job(self, message: RawMessage) -> None:
         try:
             job = codec.decode(message.data, PrefillJob)
         except DecodeError as error:

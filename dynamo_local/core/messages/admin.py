@@ -4,44 +4,39 @@ from __future__ import annotations
 
 import msgspec
 
-from dynamo_local.core.codec import VERSION
+from dynamo_local.core.codec import Message
 
 
-class RoleQuestion(msgspec.Struct, frozen=True):
+class RoleQuestion(Message, frozen=True):
     """Order to a worker to change its role."""
 
     role: str
-    v: int = VERSION
 
 
-class RoleAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+class RoleAnswer(Message, frozen=True, omit_defaults=True):
     """The role that the worker has now; `refused` says why not the one in the question."""
 
     role: str
     refused: str | None = None
-    v: int = VERSION
 
 
-class ParkQuestion(msgspec.Struct, frozen=True):
+class ParkQuestion(Message, frozen=True):
     """Order to a worker to park (`parked`), or to take requests again."""
 
     parked: bool
-    v: int = VERSION
 
 
-class ParkAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+class ParkAnswer(Message, frozen=True, omit_defaults=True):
     """Whether the worker is parked now; `refused` says why the order was not carried out."""
 
     parked: bool
     refused: str | None = None
-    v: int = VERSION
 
 
-class RequestsQuestion(msgspec.Struct, frozen=True, tag="requests"):
+class RequestsQuestion(Message, frozen=True, tag="requests"):
     """Question for the requests of a frontend; the oldest come first, at most `limit`."""
 
     limit: int
-    v: int = VERSION
 
 
 class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,16 +85,15 @@ class HeldRow(msgspec.Struct, frozen=True):
     why: str
 
 
-class RequestsAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+class RequestsAnswer(Message, frozen=True, omit_defaults=True):
     """A frontend's requests; `left_out` is the number of those beyond the limit."""
 
     requests: tuple[RequestLine, ...]
     left_out: int
     held: tuple[HeldRow, ...] = ()
-    v: int = VERSION
 
 
-class MigrationOrder(msgspec.Struct, frozen=True, omit_defaults=True, tag="migrate"):
+class MigrationOrder(Message, frozen=True, omit_defaults=True, tag="migrate"):
     """Order to migrate these requests, or all on `source` (a lease), to `destination` (a lease), or to the worker with
     the most room. Requests that the frontend does not have are ignored. `cold`: without their KV, which is computed
     anew.
@@ -109,7 +103,6 @@ class MigrationOrder(msgspec.Struct, frozen=True, omit_defaults=True, tag="migra
     source: str | None = None
     destination: str | None = None
     cold: bool = False
-    v: int = VERSION
 
 
 class MigrationResult(msgspec.Struct, frozen=True):
@@ -128,11 +121,10 @@ class MigrationResult(msgspec.Struct, frozen=True):
     gap_steps: float | None = None
 
 
-class MigrationReport(msgspec.Struct, frozen=True):
+class MigrationReport(Message, frozen=True):
     """The results of an order, one for each request."""
 
     results: tuple[MigrationResult, ...]
-    v: int = VERSION
 
 
 AdminRequest = RequestsQuestion | MigrationOrder

@@ -5,9 +5,7 @@ The server writes all events of its namespace to one file. Other processes publi
 
 from __future__ import annotations
 
-import msgspec
-
-from dynamo_local.core.codec import VERSION
+from dynamo_local.core.codec import Message
 
 EVENT_KINDS = {
     "server": "the server starts, is ready, stops",
@@ -41,7 +39,7 @@ TOLD_KINDS = EVENT_KINDS | PASSING_KINDS
 """Kinds of events that the control API tells."""
 
 
-class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+class Event(Message, frozen=True, omit_defaults=True):
     """An event of a server. `time` is Unix time, in seconds; 0: the server fills in when the event arrives.
 
     `what` says what happened, and `why` for what reason, in words; the other fields repeat the facts of both for
@@ -83,13 +81,11 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """From the last token before the migration's cut to the first token after it, in seconds."""
     tokens: int | None = None
     """Number of tokens that the request has output."""
-    v: int = VERSION
 
 
-class RequestNews(msgspec.Struct, frozen=True, omit_defaults=True):
+class RequestNews(Message, frozen=True, omit_defaults=True):
     """What has happened to requests of a frontend lately. `left_out`: new requests of which nothing is told, because
     they were too many."""
 
     events: tuple[Event, ...]
     left_out: int = 0
-    v: int = VERSION

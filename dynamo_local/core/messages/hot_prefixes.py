@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from dynamo_local.core.codec import VERSION
+from dynamo_local.core.codec import Message
 
 MOST_TOLD_BLOCKS = 4_096
 """Bound on the blocks of an answer, which is one message."""
@@ -15,11 +15,10 @@ MOST_TOLD_TOKENS = 131_072
 """Bound on the tokens of an answer: 512 KiB."""
 
 
-class HotPrefixesQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
+class HotPrefixesQuestion(Message, frozen=True, omit_defaults=True):
     """Asks a worker for the blocks that it was asked for most, `most_blocks` of them at most."""
 
     most_blocks: int
-    v: int = VERSION
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
@@ -39,10 +38,9 @@ class HotBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
     heat: Annotated[float, msgspec.Meta(ge=0.0)]
 
 
-class HotPrefixesAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+class HotPrefixesAnswer(Message, frozen=True, omit_defaults=True):
     """The hottest blocks, of `block_tokens` tokens each."""
 
     block_tokens: int
     origins: tuple[Origin, ...] = ()
     blocks: Annotated[tuple[HotBlock, ...], msgspec.Meta(max_length=MOST_TOLD_BLOCKS)] = ()
-    v: int = VERSION

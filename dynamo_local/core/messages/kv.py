@@ -6,23 +6,21 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from dynamo_local.core.codec import VERSION
+from dynamo_local.core.codec import Message
 
 
-class CachedQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
+class CachedQuestion(Message, frozen=True, omit_defaults=True):
     """Question for the number of leading tokens of a prompt that the worker need not compute."""
 
     token_ids: list[int]
     cache_salt: str | None = None
     adapter: str | None = None
-    v: int = VERSION
 
 
-class CachedAnswer(msgspec.Struct, frozen=True):
+class CachedAnswer(Message, frozen=True):
     """The number of cached tokens, a multiple of the block size."""
 
     tokens: int
-    v: int = VERSION
 
 
 TLS_STREAM = "TLS"
@@ -32,7 +30,7 @@ MOST_REST = 4096
 """Bound on the tokens behind the full blocks of a context; no engine has larger blocks."""
 
 
-class PinQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
+class PinQuestion(Message, frozen=True, omit_defaults=True):
     """Order to keep those leading blocks with these hashes that are cached, for `keep_s` seconds.
 
     `fingerprint` is the reader's. KV is read only between engines with the same one, which covers all that gives KV its
@@ -52,10 +50,9 @@ class PinQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
     """Empty: not known, and the same as no other."""
     network: str = ""
     """Closed network (CIDR) in which the reader reads KV of other machines, or TLS_STREAM. Empty: it reads none."""
-    v: int = VERSION
 
 
-class PinAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+class PinAnswer(Message, frozen=True, omit_defaults=True):
     """Confirms that `blocks` leading blocks are written, and are not reused before `until` unless they are unpinned.
     `until` is a moment of the clock of `machine`, which both processes share (CLOCK_MONOTONIC, s). To a reader on
     another machine it is 0, and `pin` is the name by which it asks whether the pin was held: one that the source never
@@ -73,29 +70,25 @@ class PinAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     rest: int = 0
     machine: str = ""
     pin: str = ""
-    v: int = VERSION
 
 
-class ConfirmQuestion(msgspec.Struct, frozen=True):
+class ConfirmQuestion(Message, frozen=True):
     """Question of a reader on another machine, sent after its last read has ended: is this pin still held? It is
     released by the answer."""
 
     pin: str
-    v: int = VERSION
 
 
-class ConfirmAnswer(msgspec.Struct, frozen=True):
+class ConfirmAnswer(Message, frozen=True):
     """Whether the pin was held until the question came, so that none of its blocks was reused before."""
 
     held: bool
-    v: int = VERSION
 
 
-class Unpin(msgspec.Struct, frozen=True, tag="unpin"):
+class Unpin(Message, frozen=True, tag="unpin"):
     """Ends pins: the blocks have been read, or are not needed. Unknown pins are ignored."""
 
     pins: tuple[str, ...]
-    v: int = VERSION
 
 
 Between = Literal["closed network", "TLS", "recomputed"]

@@ -5,15 +5,13 @@ Blocks are named by their keys (core/routing/caches/index.py), packed.
 
 from __future__ import annotations
 
-import msgspec
-
-from dynamo_local.core.codec import VERSION
+from dynamo_local.core.codec import Message
 
 MOST_KEYS = 50_000
 """Bound on the keys of a message, those removed and those stored together."""
 
 
-class KvChanges(msgspec.Struct, frozen=True, omit_defaults=True):
+class KvChanges(Message, frozen=True, omit_defaults=True):
     """What has become of a worker's cached blocks since its message before, or (`parts` > 0) a part of all of them.
 
     Changes: first `cleared`, then `removed`, then `stored`; a key is in one of the two at most. `number` is 1 for a
@@ -30,10 +28,7 @@ class KvChanges(msgspec.Struct, frozen=True, omit_defaults=True):
     cleared: bool = False
     part: int = 0
     parts: int = 0
-    v: int = VERSION
 
 
-class KvStateQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
+class KvStateQuestion(Message, frozen=True, omit_defaults=True):
     """Asks a worker to publish a repetition. There is no other answer; one repetition may serve several questions."""
-
-    v: int = VERSION

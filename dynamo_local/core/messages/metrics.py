@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from dynamo_local.core.codec import VERSION
+from dynamo_local.core.codec import Message
 
 Kind = Literal["counter", "gauge", "histogram", "gaugehistogram", "summary", "info", "stateset", "unknown"]
 """The kinds of metrics that Prometheus' client has."""
@@ -44,15 +44,12 @@ class MetricShare(msgspec.Struct, frozen=True, omit_defaults=True):
     by_key: tuple[MetricFamily, ...] = ()
 
 
-class MetricsQuestion(msgspec.Struct, frozen=True):
+class MetricsQuestion(Message, frozen=True):
     """Question for the metrics of a frontend."""
 
-    v: int = VERSION
 
-
-class MetricsAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+class MetricsAnswer(Message, frozen=True, omit_defaults=True):
     """The metrics of a frontend, and by lease the counters that it knows of frontends that have ended."""
 
     own: MetricShare
-    ended: dict[str, MetricShare] = {}
-    v: int = VERSION
+    ended: dict[str, MetricShare] = msgspec.field(default_factory=dict)

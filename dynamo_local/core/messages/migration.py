@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from dynamo_local.core.codec import VERSION
+from dynamo_local.core.codec import Message
 
 
-class Reserve(msgspec.Struct, frozen=True, omit_defaults=True, tag="reserve"):
+class Reserve(Message, frozen=True, omit_defaults=True, tag="reserve"):
     """Order to reserve a run slot and blocks for `tokens` tokens, for `keep_s` seconds.
 
     The reservation ends earlier when the request is submitted, when it is cancelled, and when `frontend`, whose request
@@ -22,10 +20,9 @@ class Reserve(msgspec.Struct, frozen=True, omit_defaults=True, tag="reserve"):
     tokens: int
     keep_s: float
     floor: float | None = None
-    v: int = VERSION
 
 
-class Warm(msgspec.Struct, frozen=True, omit_defaults=True, tag="warm"):
+class Warm(Message, frozen=True, omit_defaults=True, tag="warm"):
     """Order to get the KV of `token_ids`: pull the full blocks from `source`, compute the rest. There must be a
     reservation for the request, for as long as which the KV is held. Answered when the KV is there.
 
@@ -40,24 +37,21 @@ class Warm(msgspec.Struct, frozen=True, omit_defaults=True, tag="warm"):
     adapter: str | None = None
     priority: int = 0
     key: str = ""
-    v: int = VERSION
 
 
-class CancelReservation(msgspec.Struct, frozen=True, tag="cancel_reservation"):
+class CancelReservation(Message, frozen=True, tag="cancel_reservation"):
     """Order to end a reservation: the request does not come. Unknown requests are ignored."""
 
     request_id: str
-    v: int = VERSION
 
 
-class MigrationAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+class MigrationAnswer(Message, frozen=True, omit_defaults=True):
     """Confirms an order, or says in `refused` why it is not carried out. To a Warm, `pulled_tokens` were read from the
     source, `pulled_bytes` their KV; None if the engine does not report its size."""
 
     refused: str | None = None
     pulled_tokens: int = 0
     pulled_bytes: int | None = None
-    v: int = VERSION
 
 
 MigrationRequest = Reserve | Warm | CancelReservation

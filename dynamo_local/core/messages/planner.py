@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dynamo_local.core.codec import VERSION
+from dynamo_local.core.codec import Message
 
 
 class RoleReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -60,7 +60,7 @@ class DecisionReport(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.time if self.since is None else self.since
 
 
-class PlannerReport(msgspec.Struct, frozen=True, omit_defaults=True):
+class PlannerReport(Message, frozen=True, omit_defaults=True):
     """The planner's observation and decisions, sent after each turn of its loop. None: the value could not be read."""
 
     watcher: str
@@ -79,4 +79,3 @@ class PlannerReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """The last decisions, the newest last."""
     endpoints: tuple[EndpointReport, ...] = ()
     """By endpoint, the oldest first, and role."""
-    v: int = VERSION

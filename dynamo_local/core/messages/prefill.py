@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from dynamo_local.core.codec import VERSION
+from dynamo_local.core.codec import Message
 from dynamo_local.core.messages.work import Submit
 
 
-class PrefillJob(msgspec.Struct, frozen=True, omit_defaults=True):
+class PrefillJob(Message, frozen=True, omit_defaults=True):
     """A request of `frontend` whose prompt is to be prefilled. The worker that takes the job claims the request there.
 
     `job` is new for every publication. The job is void once it is older than `valid_s` seconds, which its frontend
@@ -21,10 +21,9 @@ class PrefillJob(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens: int
     valid_s: float
     priority: int = 0
-    v: int = VERSION
 
 
-class PrefillClaim(msgspec.Struct, frozen=True):
+class PrefillClaim(Message, frozen=True):
     """Question for the request of a job that `worker` (a lease) has taken. Sent for each delivery of the job."""
 
     job: str
@@ -32,14 +31,12 @@ class PrefillClaim(msgspec.Struct, frozen=True):
     worker: str
     delivery: int
     """1 for the first delivery of the job."""
-    v: int = VERSION
 
 
-class PrefillGrant(msgspec.Struct, frozen=True, omit_defaults=True):
+class PrefillGrant(Message, frozen=True, omit_defaults=True):
     """The request to be prefilled, under a new epoch; None if it needs no prefill any more, and the job is void."""
 
     work: Submit | None = None
-    v: int = VERSION
 
 
 class QueueLength(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from dynamo_local.core.codec import VERSION
+from dynamo_local.core.codec import Message
 
 ProcessState = Literal["starting", "ready", "parked", "draining", "failed"]
 """`parked`: a worker whose engine is paused and has given its KV cache back; it takes requests once it is woken."""
@@ -175,7 +175,7 @@ class Exclusive(msgspec.Struct, frozen=True):
     """Whether all other requests have left the worker."""
 
 
-class Presence(msgspec.Struct, frozen=True, omit_defaults=True):
+class Presence(Message, frozen=True, omit_defaults=True):
     """Identity, state and load of a process, published twice a second and with every change; while nothing changes
     (`quiet`), every two seconds (core/beats.py).
 
@@ -200,11 +200,10 @@ class Presence(msgspec.Struct, frozen=True, omit_defaults=True):
     quiet: bool = False
     machine: str = ""
     """Machine of the process (state/machine/identity.py); empty: not known."""
-    failed_adapters: dict[str, str] = {}
+    failed_adapters: dict[str, str] = msgspec.field(default_factory=dict)
     """LoRA adapters that the worker cannot load as they are, by `ServedAdapter.key`, each with the reason."""
     up_s: float | None = None
     """In messages, instead of `started_at`: for how long the process had been running."""
-    v: int = VERSION
 
 
 def as_sent(presence: Presence, now: float, up_at: float) -> Presence:
@@ -238,16 +237,14 @@ def _moment(age_s: float | None, now: float) -> float | None:
     return None if age_s is None or not math.isfinite(age_s) else now - max(age_s, 0.0)
 
 
-class LeaseLost(msgspec.Struct, frozen=True):
+class LeaseLost(Message, frozen=True):
     """The process of the lease has been silent for too long, or has said that it ends: what waits for its answer waits
     no more."""
 
     lease: str
-    v: int = VERSION
 
 
-class LeaseRevoked(msgspec.Struct, frozen=True):
+class LeaseRevoked(Message, frozen=True):
     """The lease is void: its process drains, and no request is routed to it any more."""
 
     lease: str
-    v: int = VERSION

@@ -5,20 +5,15 @@ No token is ever in a message: processes read it from the file of the bus's addr
 
 from __future__ import annotations
 
-import msgspec
-
-from dynamo_local.core.codec import VERSION
+from dynamo_local.core.codec import Message
 
 
-class AddressChanged(msgspec.Struct, frozen=True, tag="changed"):
+class AddressChanged(Message, frozen=True, tag="changed"):
     """Tells all processes to read the address of the bus anew."""
 
-    v: int = VERSION
 
-
-class AddressTaken(msgspec.Struct, frozen=True, omit_defaults=True):
+class AddressTaken(Message, frozen=True, omit_defaults=True):
     """A process is connected as `user`. `lease`: its own; empty for a command."""
 
     lease: str = ""
     user: str | None = None
-    v: int = VERSION

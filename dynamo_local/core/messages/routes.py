@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from dynamo_local.core.codec import VERSION
+from dynamo_local.core.codec import Message
 
 MOST_CANDIDATES = 16
 """Bound on the candidates that are told of an assignment: the chosen one and the cheapest others."""
 
 
-class RoutesQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
+class RoutesQuestion(Message, frozen=True, omit_defaults=True):
     """Question for a router's latest assignments, the latest first, at most `limit`.
 
     `revisions`: those of these revisions only (an empty text: the graph's own model); None: of all.
@@ -18,7 +18,6 @@ class RoutesQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
 
     limit: int
     revisions: tuple[str, ...] | None = None
-    v: int = VERSION
 
 
 class WeighedWorker(msgspec.Struct, frozen=True, gc=False):
@@ -60,9 +59,8 @@ class RouteRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     left_out: int = 0
 
 
-class RoutesAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+class RoutesAnswer(Message, frozen=True, omit_defaults=True):
     """A router's latest assignments, and its policy by name."""
 
     policy: str
     routes: tuple[RouteRow, ...]
-    v: int = VERSION

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from dynamo_local.core.codec import VERSION
+from dynamo_local.core.codec import Message
 from dynamo_local.core.messages.routes import RouteRow
 
 
-class AssignRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+class AssignRequest(Message, frozen=True, omit_defaults=True):
     """Question for the worker to take a request. `avoid`: leases of workers that have just failed it.
 
     `blocks`: keys of the full blocks of its context (core/routing/caches/index.py), in order, each of
@@ -23,10 +23,9 @@ class AssignRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     block_tokens: int = 0
     explain: bool = False
     """Whether the answer is to have `Assignment.route`."""
-    v: int = VERSION
 
 
-class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
+class Assignment(Message, frozen=True, omit_defaults=True):
     """The lease of the worker to take the request; None if no worker is routable."""
 
     worker: str | None
@@ -42,7 +41,6 @@ class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
     """See Charge."""
     tell: bool = False
     """Whether there are further routers, which are to be told (Charged)."""
-    v: int = VERSION
 
 
 class Charge(msgspec.Struct, frozen=True, array_like=True):
@@ -62,34 +60,30 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
     """Number of the assignment: higher than those of all assignments that its router had heard of."""
 
 
-class Charged(msgspec.Struct, frozen=True, omit_defaults=True):
+class Charged(Message, frozen=True, omit_defaults=True):
     """A router has assigned a request: told by the frontend, for the other routers. `blocks` as in AssignRequest."""
 
     frontend: str
     charge: Charge
     blocks: bytes = b""
-    v: int = VERSION
 
 
-class Charges(msgspec.Struct, frozen=True):
+class Charges(Message, frozen=True):
     """All requests of a frontend that workers have. Sent at intervals, so that lost messages do no lasting harm."""
 
     frontend: str
     charges: tuple[Charge, ...]
-    v: int = VERSION
 
 
-class Released(msgspec.Struct, frozen=True):
+class Released(Message, frozen=True):
     """The request is no longer load of the worker to which it was assigned."""
 
     request_id: str
     frontend: str
-    v: int = VERSION
 
 
-class Prefilled(msgspec.Struct, frozen=True):
+class Prefilled(Message, frozen=True):
     """The request's first token has come: its worker has no more of its context to compute."""
 
     request_id: str
     frontend: str
-    v: int = VERSION

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from dynamo_local.core.codec import VERSION
+from dynamo_local.core.codec import Message
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 
@@ -94,10 +94,9 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     for the whole prompt, (tokens, n) where each token has its own."""
 
 
-class TokenBatch(msgspec.Struct, frozen=True, array_like=True):
+class TokenBatch(Message, frozen=True, array_like=True):
     """The output of one engine step for one frontend. `seq` counts the batches from this worker to that frontend."""
 
     worker: str
     seq: int
     deltas: tuple[TokenDelta, ...]
-    v: int = VERSION

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from dynamo_local.core.codec import VERSION
+from dynamo_local.core.codec import Message
 from dynamo_local.core.messages.kv import Unpin
 
 
-class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
+class Submit(Message, frozen=True, omit_defaults=True, tag="submit"):
     """Order to work on a request under this epoch, from output position `position` on.
 
     `token_ids` is the prompt followed by the `position` tokens accepted so far. `sampling` is the engine's own
@@ -51,7 +51,6 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag="submit"):
     hold_s: float = 0.0
     exclusive: bool = False
     pools: bool = False
-    v: int = VERSION
 
 
 class RequestEpoch(msgspec.Struct, frozen=True, array_like=True):
@@ -64,14 +63,13 @@ class RequestEpoch(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.request_id}#{self.epoch}"
 
 
-class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+class Cancel(Message, frozen=True, tag="cancel"):
     """The frontend has finished or cancelled these requests.
 
     The worker stops them, frees their KV blocks, and drops the tokens that it has kept. Unknown requests are ignored.
     """
 
     requests: tuple[RequestEpoch, ...]
-    v: int = VERSION
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
@@ -82,14 +80,13 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     position: int
 
 
-class Ack(msgspec.Struct, frozen=True, tag="ack"):
+class Ack(Message, frozen=True, tag="ack"):
     """The worker may drop its tokens below these positions. Sent at intervals, not for every step."""
 
     progress: tuple[Progress, ...]
-    v: int = VERSION
 
 
-class Resend(msgspec.Struct, frozen=True, tag="resend"):
+class Resend(Message, frozen=True, tag="resend"):
     """Order to send all tokens from these positions on again, after a gap or a silence.
 
     The worker sends a delta for each at once: with the tokens, empty if there are none yet, or a refusal if it does not
@@ -98,24 +95,21 @@ class Resend(msgspec.Struct, frozen=True, tag="resend"):
 
     frontend: str
     progress: tuple[Progress, ...]
-    v: int = VERSION
 
 
-class AskExclusive(msgspec.Struct, frozen=True, tag="ask_exclusive"):
+class AskExclusive(Message, frozen=True, tag="ask_exclusive"):
     """Order to set the worker apart for this request; the worker confirms with its presence. Repeated until the request
     is submitted; without repetition the state ends."""
 
     request_id: str
     frontend: str
-    v: int = VERSION
 
 
-class EndExclusive(msgspec.Struct, frozen=True, tag="end_exclusive"):
+class EndExclusive(Message, frozen=True, tag="end_exclusive"):
     """Order to take other requests again."""
 
     request_id: str
     frontend: str
-    v: int = VERSION
 
 
 Work = Submit | Cancel | Ack | Resend | Unpin | AskExclusive | EndExclusive

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dynamo_local.core.codec import VERSION
-
+RECORD_VERSION = 2
+"""Version of the record. Servers of several releases may read it."""
 LEASE_S = 10.0
 """An owner that has renewed nothing for so long may be replaced."""
 RENEW_EVERY_S = 2.5
@@ -30,7 +30,7 @@ class Owner(msgspec.Struct, frozen=True):
     home: str
     host: str
     lease_s: float = LEASE_S
-    v: int = VERSION
+    v: int = RECORD_VERSION
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import msgspec
-
 from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.control.descriptions import FleetLook
 from dynamo_local.control.errors import still_starting, why_absent
+from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import BusError, NotRunningError, SupervisorError, UsageError
 from dynamo_local.core.fleet.view import PREFILL_ROLE, Change
 from dynamo_local.core.messages.endpoints import Board
@@ -36,7 +35,7 @@ from state.paths import StatePaths
 from state.statefile.model import State
 from state.statefile.store import StateStore
 
-_M = TypeVar("_M")
+_M = TypeVar("_M", bound=Message)
 
 OWN = ""
 """Stands for the graph's own model where the text of a revision is expected."""
@@ -144,9 +143,7 @@ class AskedServer:
             self._failed[change.presence.watcher] = change.presence
 
 
-async def ask(
-    bus: Bus, watcher: str, subject: str, question: msgspec.Struct, reply: type[_M], *, timeout_s: float
-) -> _M:
+async def ask(bus: Bus, watcher: str, subject: str, question: Message, reply: type[_M], *, timeout_s: float) -> _M:
     """Ask the process of a watcher, which listens on `subject`. Raises BusError that names the watcher, and DecodeError
     if the answer is something else."""
     try:

@@ -11,8 +11,7 @@ import msgspec
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Answer, Subscription
-from dynamo_local.core import codec
-from dynamo_local.core.codec import VERSION
+from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import (
     BusError,
     ConfigError,
@@ -42,73 +41,62 @@ _ERRORS = (DeviceError, StateError, ConfigError, UsageError, SilentNodeError, No
 _Lines = Annotated[int, msgspec.Meta(ge=1, le=MOST_LOG_LINES)]
 
 
-class PlacesQuestion(msgspec.Struct, frozen=True, tag="places"):
+class PlacesQuestion(Message, frozen=True, tag="places"):
     """Question for the places that answer."""
 
-    v: int = VERSION
 
-
-class ReserveOrder(msgspec.Struct, frozen=True, tag="reserve"):
+class ReserveOrder(Message, frozen=True, tag="reserve"):
     """Order to reserve what a watcher's process needs."""
 
     watcher: Watcher
     need: Need
-    v: int = VERSION
 
     def __post_init__(self) -> None:
         check_watcher(self.watcher)
 
 
-class StartOrder(msgspec.Struct, frozen=True, tag="start"):
+class StartOrder(Message, frozen=True, tag="start"):
     """Order to start a process on what is reserved. A node server plans command and environment itself."""
 
     plan: WatcherPlan
-    v: int = VERSION
 
 
-class EndOrder(msgspec.Struct, frozen=True, tag="end"):
+class EndOrder(Message, frozen=True, tag="end"):
     """Order to end a watcher's process, and to kill it after so many seconds."""
 
     watcher: str
     deadline_s: float
-    v: int = VERSION
 
 
-class ReleaseOrder(msgspec.Struct, frozen=True, tag="release"):
+class ReleaseOrder(Message, frozen=True, tag="release"):
     """Order to free what is reserved for a watcher."""
 
     watcher: str
-    v: int = VERSION
 
 
-class StatusesQuestion(msgspec.Struct, frozen=True, tag="statuses"):
+class StatusesQuestion(Message, frozen=True, tag="statuses"):
     """Question for the status of every watcher."""
 
-    v: int = VERSION
 
-
-class ErrorQuestion(msgspec.Struct, frozen=True, tag="error"):
+class ErrorQuestion(Message, frozen=True, tag="error"):
     """Question for the error in which a watcher's last process ended."""
 
     watcher: str
-    v: int = VERSION
 
 
-class LogQuestion(msgspec.Struct, frozen=True, omit_defaults=True, tag="log"):
+class LogQuestion(Message, frozen=True, omit_defaults=True, tag="log"):
     """Question for the last lines of a watcher's log, of those `after` that offset in bytes if one is given."""
 
     watcher: str
     lines: _Lines
     after: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    v: int = VERSION
 
 
-class GraphOrder(msgspec.Struct, frozen=True, tag="graph"):
+class GraphOrder(Message, frozen=True, tag="graph"):
     """Tells a node server the resolved graph, as JSON, of an endpoint's revision whose workers it is about to start."""
 
     revision: str
     graph: bytes
-    v: int = VERSION
 
 
 PlacesRequest = (
@@ -124,40 +112,34 @@ PlacesRequest = (
 )
 
 
-class PlacesAnswer(msgspec.Struct, frozen=True, tag="places"):
+class PlacesAnswer(Message, frozen=True, tag="places"):
     """The places that answer, by node."""
 
     places: Mapping[str, Place]
-    v: int = VERSION
 
 
-class StatusesAnswer(msgspec.Struct, frozen=True, tag="statuses"):
+class StatusesAnswer(Message, frozen=True, tag="statuses"):
     """Status of every watcher."""
 
     statuses: Mapping[str, Status]
-    v: int = VERSION
 
 
-class ErrorAnswer(msgspec.Struct, frozen=True, tag="error"):
+class ErrorAnswer(Message, frozen=True, tag="error"):
     """The error in which a watcher's last process ended."""
 
     error: str | None
-    v: int = VERSION
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
+class Done(Message, frozen=True, tag="done"):
     """The order is carried out."""
 
-    v: int = VERSION
 
-
-class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):
+class Refused(Message, frozen=True, omit_defaults=True, tag="refused"):
     """The order was not carried out. `error`: name of the class in the tree of errors."""
 
     error: str
     cause: str
     remedy: str | None = None
-    v: int = VERSION
 
 
 PlacesReply = PlacesAnswer | Slot | StatusesAnswer | ErrorAnswer | LogPart | Done | Refused
@@ -175,11 +157,10 @@ def error_of(refused: Refused) -> DynamoError:
     return kinds.get(refused.error, SupervisorError)(refused.cause, refused.remedy)
 
 
-class HeadBeat(msgspec.Struct, frozen=True):
+class HeadBeat(Message, frozen=True):
     """Tells node servers that the server that has started them lives. `server`: its id, a new one at each start."""
 
     server: str
-    v: int = VERSION
 
 
 _M = TypeVar("_M")
@@ -231,10 +212,9 @@ class FarPlaces:
         """Tell the graph of an endpoint's revision, as JSON."""
         await self._ask(GraphOrder(revision, graph), Done, self.slow_within_s)
 
-    async def _ask(self, request: msgspec.Struct, kind: type[_M], within_s: float) -> _M:
+    async def _ask(self, request: PlacesRequest, kind: type[_M], within_s: float) -> _M:
         try:
-            data = await self.bus.request(self.subject, codec.encode(request), timeout_s=within_s)
-            answer = codec.decode(data, PlacesReply)
+            answer: PlacesReply = await self.bus.ask(self.subject, request, PlacesReply, timeout_s=within_s)
         except (BusError, DecodeError) as error:
             raise SilentNodeError(
                 f"{self.who} does not answer: {error}", "what runs there is unknown until it does"
@@ -277,7 +257,7 @@ class PlacesService:
             reply = refusal(SupervisorError(f"{type(error).__name__}: {one_line(error)}", "see the log"))
         await answer.send(reply)
 
-    async def _carried_out(self, request: PlacesRequest) -> msgspec.Struct:
+    async def _carried_out(self, request: PlacesRequest) -> PlacesReply:
         match request:
             case PlacesQuestion():
                 return PlacesAnswer(await self.places.places())

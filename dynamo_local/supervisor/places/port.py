@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from dynamo_local.core.codec import VERSION
+from dynamo_local.core.codec import Message
 from dynamo_local.core.names import Watcher, check_node
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from state.devices.allocation import Inventory
@@ -42,13 +42,12 @@ class Need(msgspec.Struct, frozen=True):
     node: str = ""
 
 
-class Slot(msgspec.Struct, frozen=True, tag="slot"):
+class Slot(Message, frozen=True, tag="slot"):
     """What is reserved for a process on a node. `devices`: ids there of those that it has, or has a share of. Empty for
     a process without any, and where a cluster leaves their choice to the node server, as it does for CPU slots."""
 
     node: str
     devices: tuple[int, ...] = ()
-    v: int = VERSION
 
     def __post_init__(self) -> None:
         check_node(self.node)
@@ -68,12 +67,11 @@ class Place(msgspec.Struct, frozen=True):
         check_node(self.node)
 
 
-class LogPart(msgspec.Struct, frozen=True, tag="log"):
+class LogPart(Message, frozen=True, tag="log"):
     """Lines of a log. `end`: the offset after them, in bytes."""
 
     lines: tuple[str, ...]
     end: int = 0
-    v: int = VERSION
 
 
 class Places(Protocol):

@@ -15,7 +15,7 @@ from nats.errors import NoRespondersError
 
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Answer, Message
+from dynamo_local.bus.subscriptions import Answer, RawMessage
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
@@ -34,12 +34,12 @@ class Received:
     """A handler that keeps what it is given."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Message] = asyncio.Queue()
+        self._queue: asyncio.Queue[RawMessage] = asyncio.Queue()
 
-    async def __call__(self, message: Message) -> None:
+    async def __call__(self, message: RawMessage) -> None:
         self._queue.put_nowait(message)
 
-    async def next(self) -> Message:
+    async def next(self) -> RawMessage:
         return await asyncio.wait_for(self._queue.get(), DEADLINE_S)
 
     @property
@@ -53,7 +53,7 @@ class Received:
 async def test_messages_arrive_in_order_one_after_another(bus: Bus, subjects: Subjects) -> None:
     at_work, most, seen, done = 0, 0, list[bytes](), asyncio.Event()
 
-    async def handle(message: Message) -> None:
+    async def handle(message: RawMessage) -> None:
         nonlocal at_work, most
         at_work += 1
         most = max(most, at_work)
@@ -76,7 +76,7 @@ async def test_a_handler_that_fails_loses_only_its_message(
 ) -> None:
     received = Received()
 
-    async def handle(message: Message) -> None:
+    async def handle(message: RawMessage) -> None:
         if message.data == b"bad":
             raise ValueError("cannot be handled")
         await received(message)
@@ -121,7 +121,7 @@ async def test_after_unsubscribing_nothing_more_arrives(bus: Bus, subjects: Subj
 async def test_a_question_is_answered(connect: Connect, subjects: Subjects) -> None:
     asker, answerer = await connect(), await connect()
 
-    async def answer(message: Message) -> None:
+    async def answer(message: RawMessage) -> None:
         await answerer.publish(message.reply, message.data[::-1])
 
     await answerer.subscribe(subjects.assign, answer)
@@ -132,7 +132,7 @@ async def test_a_question_is_answered(connect: Connect, subjects: Subjects) -> N
 async def test_after_a_flush_the_server_knows_what_came_before(connect: Connect, subjects: Subjects) -> None:
     asker, answerer = await connect(), await connect()
 
-    async def answer(message: Message) -> None:
+    async def answer(message: RawMessage) -> None:
         await answerer.publish(message.reply, b"")
 
     for number in range(100):
@@ -161,7 +161,7 @@ async def test_a_message_of_another_kind_is_logged_and_dropped(
         received.put_nowait(revoked)
 
     await bus.listen(subjects.revoked, LeaseRevoked, handle)
-    other_version = codec.encode(msgspec.structs.replace(LeaseRevoked("a"), v=99))
+    other_version = msgspec.msgpack.encode((99, LeaseRevoked("a")))
     for data in (b"", b"\xc1", codec.encode(RoleQuestion("decode")), other_version):
         await bus.publish(subjects.revoked, data)
     await bus.send(subjects.revoked, LeaseRevoked("b"))

@@ -17,7 +17,6 @@ from dynamo_local.bus.jetstream.prefill_queue import (
     delete_prefill_queue,
 )
 from dynamo_local.bus.nats import Bus
-from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, QueueAbsentError, QueueFullError
 from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.subjects import Subjects
@@ -48,7 +47,7 @@ async def consumer(connect: Connect, subjects: Subjects) -> AsyncIterator[Prefil
 async def test_garbage_is_dropped_and_counted_and_hurts_nobody(
     queue: PrefillQueue, consumer: PrefillConsumer, bus: Bus, subjects: Subjects, caplog: pytest.LogCaptureFixture
 ) -> None:
-    garbage = [b"", b"\xc1", b"{}", codec.encode(msgspec.structs.replace(some_job(), v=99))]
+    garbage = [b"", b"\xc1", b"{}", msgspec.msgpack.encode((99, some_job()))]
     for data in garbage:
         await bus.request(subjects.prefill_jobs("normal"), data, timeout_s=DEADLINE_S)
     assert [found.job for found in await queue.jobs(10)] == [None] * len(garbage)

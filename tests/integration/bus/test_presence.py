@@ -10,7 +10,7 @@ import pytest
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import TICK_S, Announcer, FleetWatch
-from dynamo_local.bus.subscriptions import Message
+from dynamo_local.bus.subscriptions import RawMessage
 from dynamo_local.core import codec
 from dynamo_local.core.beats import BEAT_S, QUIET_BEAT_S
 from dynamo_local.core.fleet.view import TTL_S, Change, Happened
@@ -124,7 +124,7 @@ async def test_changes_are_published_at_once_and_loads_with_the_next_beat(
 async def test_a_process_is_heard_again_and_again(bus: Bus, subjects: Subjects) -> None:
     heard, enough = 0, asyncio.Event()
 
-    async def count(_: Message) -> None:
+    async def count(_: RawMessage) -> None:
         nonlocal heard
         heard += 1
         if heard == 3:

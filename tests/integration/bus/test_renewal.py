@@ -13,7 +13,7 @@ import pytest
 
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus, BusPart, follow_address
-from dynamo_local.bus.subscriptions import Message
+from dynamo_local.bus.subscriptions import RawMessage
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, BusRefusedError
 from dynamo_local.core.messages.rotation import AddressChanged, AddressTaken
@@ -94,7 +94,7 @@ async def test_not_one_request_is_lost_when_both_sides_change(scene: Scene, subj
     asking, answering = await scene.connect("asking"), await scene.connect("answering")
     heard: Counter[bytes] = Counter()
 
-    async def echo(message: Message) -> None:
+    async def echo(message: RawMessage) -> None:
         heard[message.data] += 1
         await answering.publish(message.reply, message.data)
 
@@ -135,7 +135,7 @@ async def test_who_has_heard_of_nothing_is_disconnected_and_comes_back(
     late, other = await scene.connect("late"), await scene.connect("other")
     arrived = asyncio.Event()
 
-    async def on_message(_: Message) -> None:
+    async def on_message(_: RawMessage) -> None:
         arrived.set()
 
     await late.subscribe(subjects.probe, on_message)
@@ -204,7 +204,7 @@ async def test_a_connection_that_is_lost_as_it_changes_hears_everything_again(sc
     late, other = await scene.connect("late"), await scene.connect("other")
     heard = asyncio.Event()
 
-    async def on_message(_: Message) -> None:
+    async def on_message(_: RawMessage) -> None:
         heard.set()
 
     await late.subscribe(subjects.probe, on_message)

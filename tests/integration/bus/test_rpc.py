@@ -28,7 +28,7 @@ from dynamo_local.bus.rpc import (
     Reply,
     Taken,
 )
-from dynamo_local.bus.subscriptions import Message
+from dynamo_local.bus.subscriptions import RawMessage
 from dynamo_local.core import codec
 from dynamo_local.core.errors import ConfigError, RpcError
 from dynamo_local.core.subjects import Subjects
@@ -371,7 +371,7 @@ async def scripted(rig: Rig, *frames: Frame | bytes) -> None:
     """A server that answers a call of Echo.say with just these frames."""
     bus = await rig.bus()
 
-    async def on_call(message: Message) -> None:
+    async def on_call(message: RawMessage) -> None:
         codec.decode(message.data, Begin)
         for frame in frames:
             await bus.publish(message.reply, frame if isinstance(frame, bytes) else codec.encode(frame))
@@ -414,7 +414,7 @@ async def test_a_frame_for_a_call_that_is_over_is_answered_with_a_hangup(rig: Ri
     bus = await rig.bus()
     heard: asyncio.Queue[bytes] = asyncio.Queue()
 
-    async def on_control(message: Message) -> None:
+    async def on_control(message: RawMessage) -> None:
         heard.put_nowait(message.data)
 
     await bus.subscribe(rig.subjects.call_control("gone"), on_control)

@@ -17,7 +17,7 @@ from dynamo_local.bus.jetstream.prefill_queue import (
     create_prefill_queue,
 )
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Answer, Message
+from dynamo_local.bus.subscriptions import Answer, RawMessage
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant, PrefillJob, QueueLength
 from dynamo_local.core.messages.presence import Presence
@@ -278,7 +278,7 @@ async def _kept_alive(bus: Bus, subjects: Subjects, count: int) -> AsyncIterator
     """Acknowledgement subjects on which progress is told."""
     told: asyncio.Queue[str] = asyncio.Queue()
 
-    async def on_word(message: Message) -> None:
+    async def on_word(message: RawMessage) -> None:
         if message.data == b"+WPI":
             told.put_nowait(message.subject)
 
@@ -391,7 +391,7 @@ async def test_without_a_queue_a_worker_waits_for_one_and_says_so_once(
     asked = asyncio.Event()
     pulls = 0
 
-    async def on_pull(_: Message) -> None:
+    async def on_pull(_: RawMessage) -> None:
         nonlocal pulls
         pulls += 1
         if pulls == 5:

@@ -12,8 +12,9 @@ import pytest
 
 from components.workers.kv_puller import KvPuller
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Message
+from dynamo_local.bus.subscriptions import RawMessage
 from dynamo_local.core import codec
+from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import BusError, EngineError, RequestError
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion, PinAnswer, PinQuestion, Unpin
 from dynamo_local.core.messages.presence import LeaseLost
@@ -60,7 +61,7 @@ class Source:
         """The next pin that its reader needs no more."""
         return await asyncio.wait_for(self.unpinned.get(), DEADLINE_S)
 
-    async def _on_pin(self, message: Message) -> None:
+    async def _on_pin(self, message: RawMessage) -> None:
         self.asked.put_nowait((codec.decode(message.data, PinQuestion), message.reply))
 
     async def _on_work(self, work: Work) -> None:
@@ -277,7 +278,7 @@ async def test_waiting_for_a_source_is_no_stall_of_the_engine(
 # The lender
 
 
-async def ask(bus: Bus, subject: str, question: msgspec.Struct) -> bytes:
+async def ask(bus: Bus, subject: str, question: Message) -> bytes:
     return await bus.request(subject, codec.encode(question), timeout_s=DEADLINE_S)
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Message, Subscription
+from dynamo_local.bus.subscriptions import RawMessage, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Released
 from dynamo_local.core.messages.tokens import TokenDelta
@@ -131,7 +131,7 @@ class FakeRouter:
             await subscription.unsubscribe()
         await self._bus.flush()
 
-    async def _on_assign(self, message: Message) -> None:
+    async def _on_assign(self, message: RawMessage) -> None:
         self.asked.append(codec.decode(message.data, AssignRequest))
         await self._bus.publish(message.reply, self.answers.pop(0))
 

@@ -25,7 +25,7 @@ from components.frontend.placing import LocalAssigner, RouterAssigner
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer
-from dynamo_local.bus.subscriptions import Message
+from dynamo_local.bus.subscriptions import RawMessage
 from dynamo_local.core.messages.admin import MigrationResult
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.routing import Assignment, AssignRequest
@@ -170,7 +170,7 @@ class Scene:
     def _knows(self, worker: str) -> bool:
         return any(p.lease == worker and p.engine is not None for p in self.front.fleet.view.routable())
 
-    async def _on_pin(self, _: Message) -> None:
+    async def _on_pin(self, _: RawMessage) -> None:
         if self.bus.pulls:
             self._pulls.set()
 

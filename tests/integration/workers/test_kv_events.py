@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from dynamo_local.bus.nats import Bus
+from dynamo_local.core.codec import Message
 from dynamo_local.core.messages.kv_events import KvChanges, KvStateQuestion
 from dynamo_local.core.messages.presence import EngineInfo
 from dynamo_local.core.messages.work import Submit
@@ -135,7 +136,7 @@ async def test_what_cannot_be_sent_is_repeated(
 ) -> None:
     send, failures = worker.context.bus.send, [1]
 
-    async def fail_once(subject: str, message: msgspec.Struct) -> None:
+    async def fail_once(subject: str, message: Message) -> None:
         if isinstance(message, KvChanges) and failures:
             failures.pop()
             from dynamo_local.core.errors import BusError

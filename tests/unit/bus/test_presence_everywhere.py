@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.bus.subscriptions import Message
+from dynamo_local.bus.subscriptions import RawMessage
 from dynamo_local.core import codec
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.subjects import Subjects
@@ -43,7 +43,7 @@ def test_a_presence_under_no_watchers_name_is_passed_over(last: str) -> None:
         scope = subjects.presences_of_endpoints.replace("*", "chat@1").rpartition(".")[0]
         worker = Presence("many_chat@1_VllmWorker", "VllmWorker", "aggregated", "lease", 7, "ready")
         for name in (last, worker.watcher):
-            await hear(Message(f"{scope}.{name}", "", codec.encode(worker)))
+            await hear(RawMessage(f"{scope}.{name}", "", codec.encode(worker)))
         assert [presence.watcher for presence in watch.view.members()] == [worker.watcher]
 
     asyncio.run(scenario())

@@ -52,8 +52,3 @@ def test_garbage_raises_decode_errors_only(data: bytes) -> None:
 def test_frames_are_no_controls(frame: Any) -> None:
     with pytest.raises(DecodeError):
         codec.decode(codec.encode(frame), Control)
-
-
-def test_another_version_is_refused() -> None:
-    with pytest.raises(DecodeError, match=f"version {codec.VERSION + 1}"):
-        codec.decode(codec.encode(Done(0, v=codec.VERSION + 1)), Frame)

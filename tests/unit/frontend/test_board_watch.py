@@ -10,7 +10,7 @@ import msgspec
 
 from components.frontend.endpoints.served_models import BoardWatch
 from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Message
+from dynamo_local.bus.subscriptions import RawMessage
 from dynamo_local.core.messages.endpoints import Board, BoardRevision
 from dynamo_local.core.subjects import Subjects
 
@@ -23,7 +23,7 @@ class ChangingBus:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def subscribe(self, _: str, __: Callable[[Message], Awaitable[None]]) -> None:
+    async def subscribe(self, _: str, __: Callable[[RawMessage], Awaitable[None]]) -> None:
         self._path.write_bytes(msgspec.json.encode(SECOND))
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from components.frontend.metrics import FrontendMetrics
 from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core import codec
+from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.fleet.view import FRONTEND_ROLE, FleetView
 from dynamo_local.core.messages.presence import Presence
@@ -33,13 +33,13 @@ class Here:
     async def serve(self, subject: str, kind: Any, handler: Any) -> None:
         self.handlers[subject] = handler
 
-    async def ask(self, subject: str, message: msgspec.Struct, reply: Any, *, timeout_s: float) -> Any:
+    async def ask(self, subject: str, message: Message, reply: Any, *, timeout_s: float) -> Any:
         if subject in self.silent:
             raise BusError(f"no answer within {timeout_s:g} s")
         answers: list[bytes] = []
 
         class Kept:
-            async def send(self, answer: msgspec.Struct) -> None:
+            async def send(self, answer: Message) -> None:
                 answers.append(codec.encode(answer))
 
         await self.handlers[subject](message, cast("Answer", Kept()))

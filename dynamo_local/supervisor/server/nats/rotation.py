@@ -27,7 +27,6 @@ from typing import Any
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.control.operations import Call
-from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, BusRefusedError, DynamoError, SupervisorError
 from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Presence
@@ -143,7 +142,7 @@ class TokenRotation:
             with suppress(TimeoutError):
                 async with asyncio.timeout(TAKEN_S):
                     while True:
-                        await self.bus.publish(subject, codec.encode(AddressChanged()), reply=inbox)
+                        await self.bus.send(subject, AddressChanged(), reply=inbox)
                         await asyncio.sleep(_TELL_EVERY_S)
                         if all(member.lease in taken for member in self.members()):
                             break

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from dynamo_local.core import messages
+from dynamo_local.core.codec import Message
 from dynamo_local.core.messages.planner import PlannerReport
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.tokens import Array, Logprobs
@@ -56,8 +57,7 @@ def _of(info: inspect.Type) -> st.SearchStrategy[Any]:
         case inspect.UnionType():
             return st.one_of(*map(_of, info.types))
         case inspect.StructType():
-            # The version is what it is.
-            fields = {field.name: _of(field.type) for field in info.fields if field.name != "v"}
+            fields = {field.name: _of(field.type) for field in info.fields}
             return CHECKED[info.cls] if info.cls in CHECKED else st.builds(info.cls, **fields)
         case inspect.LiteralType():
             return st.sampled_from(info.values)
@@ -95,9 +95,7 @@ def _travelling() -> list[Any]:
     """Every message that travels by itself, as its receiver decodes it: alone, or as one of a union."""
     modules = (import_module(f"{messages.__name__}.{each.name}") for each in iter_modules(messages.__path__))
     values = [value for module in modules for value in vars(module).values()]
-    structs = {
-        v for v in values if isinstance(v, type) and issubclass(v, msgspec.Struct) and "v" in v.__struct_fields__
-    }
+    structs = {value for value in values if isinstance(value, type) and issubclass(value, Message)} - {Message}
     unions = {value for value in values if isinstance(value, UnionType) and structs.issuperset(value.__args__)}
     alone = structs - {arm for union in unions for arm in union.__args__}
     return sorted([*unions, *alone], key=str)

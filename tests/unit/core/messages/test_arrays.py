@@ -56,7 +56,7 @@ def _batch_with(logprobs: list[Any]) -> bytes:
     delta = dict.fromkeys(TokenDelta.__struct_fields__)
     delta |= {"request_id": "r", "epoch": 1, "position": 0, "token_ids": [7], "logprobs": logprobs}
     delta |= {"refused": False, "failed": False, "events": [], "created_tokens": 0}
-    return msgspec.msgpack.encode(["w", 1, [list(delta.values())]])
+    return msgspec.msgpack.encode((codec.VERSION, ["w", 1, [list(delta.values())]]))
 
 
 def test_well_shaped_logprobs_arrive() -> None:

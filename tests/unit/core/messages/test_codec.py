@@ -63,10 +63,19 @@ def test_a_damaged_message_is_a_message_or_a_decode_error(
 @pytest.mark.parametrize("version", [0, codec.VERSION - 1, codec.VERSION + 1, 2**40])
 @pytest.mark.parametrize("message", [LeaseRevoked(lease="a"), TokenBatch("w", 1, ()), Cancel(requests=())])
 def test_another_version_is_refused(message: Any, version: int) -> None:
-    other = msgspec.structs.replace(message, v=version)
     kind: Any = Work if isinstance(message, Cancel) else type(message)
     with pytest.raises(DecodeError, match=f"version {version}"):
-        codec.decode(codec.encode(other), kind)
+        codec.decode(msgspec.msgpack.encode((version, message)), kind)
+
+
+def test_another_version_is_refused_whatever_its_messages_look_like() -> None:
+    with pytest.raises(DecodeError, match="version 99"):
+        codec.decode(msgspec.msgpack.encode((99, {"anything": 1})), Assignment)
+
+
+def test_a_message_without_an_envelope_is_refused() -> None:
+    with pytest.raises(DecodeError, match="not a LeaseRevoked"):
+        codec.decode(msgspec.msgpack.encode(LeaseRevoked(lease="a")), LeaseRevoked)
 
 
 @pytest.mark.parametrize(
@@ -80,12 +89,13 @@ def test_another_version_is_refused(message: Any, version: int) -> None:
 )
 def test_hostile_bytes_raise_decode_error(data: bytes) -> None:
     for kind in (Work, Assignment, TokenBatch):
-        with pytest.raises(DecodeError):
-            codec.decode(data, kind)
+        for hostile in (data, b"\x92" + msgspec.msgpack.encode(codec.VERSION) + data):
+            with pytest.raises(DecodeError):
+                codec.decode(hostile, kind)
 
 
 def test_an_unknown_field_is_passed_over() -> None:
-    data = msgspec.msgpack.encode({"worker": "w", "v": codec.VERSION, "news": 1})
+    data = msgspec.msgpack.encode((codec.VERSION, {"worker": "w", "news": 1}))
     assert codec.decode(data, Assignment) == Assignment(worker="w")
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo_local.bus.jetstream.owner_record import decoded, encoded
 from dynamo_local.core.process.ownership import (
     LEASE_S,
     Owner,
@@ -173,3 +175,21 @@ def test_an_owner_goes_on_with_a_bus_that_has_lost_the_record() -> None:
     assert renewable(Record(), mine)
     assert renewable(Record(9, mine), mine)
     assert not renewable(Record(9, Owner("other", "home", "host")), mine)
+
+
+# The record as it is stored: servers of several releases read it.
+
+STORED = b"\x85\xa6server\xa1s\xa4home\xa2/h\xa4host\xa1m\xa7lease_s\xcb@$\x00\x00\x00\x00\x00\x00\xa1v\x02"
+
+
+def test_the_form_of_a_record_stays() -> None:
+    assert encoded(Owner("s", "/h", "m")) == STORED
+    assert decoded(7, STORED) == Record(7, Owner("s", "/h", "m"))
+    assert (encoded(None), decoded(7, b"")) == (b"", Record(7))
+
+
+@pytest.mark.parametrize("data", [STORED[:-1] + b"\x03", STORED[:-1], b"\xc1", b"{}", b"\xa1\xff"])
+def test_what_another_release_has_written_is_an_owner(data: bytes) -> None:
+    owner = decoded(7, data).owner
+    assert owner is not None
+    assert (owner.server, owner.home) == ("", "")

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from dynamo_local.bus.subscriptions import Message
-from dynamo_local.core import codec
 from dynamo_local.core.fleet.view import TTL_S
 from dynamo_local.core.messages.presence import Counts, Presence
 from dynamo_local.core.subjects import Subjects
@@ -21,8 +19,8 @@ class HeardBus:
 
     handlers: list[Any] = field(default_factory=list)
 
-    async def subscribe(self, subject: str, handler: Any) -> None:
-        assert subject == Subjects("ns").presences_of_endpoints
+    async def listen_each(self, pattern: str, kind: type[Presence], handler: Any) -> None:
+        assert (pattern, kind) == (Subjects("ns").presences_of_endpoints, Presence)
         self.handlers.append(handler)
 
     async def publish(self, subject: str, data: bytes) -> None:
@@ -39,9 +37,8 @@ class HeardBus:
     ) -> None:
         counts = Counts(in_flight=in_flight, queued=queued, taken=taken)
         presence = Presence(watcher, "Service", role, f"{revision} {watcher}", 1, "ready", counts=counts)
-        subject = Subjects("ns", revision).presence(watcher, role)
         for handler in self.handlers:
-            await handler(Message(subject, "", codec.encode(presence)))
+            await handler(revision, presence)
 
 
 @dataclass

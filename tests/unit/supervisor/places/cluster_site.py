@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 from msgspec.structs import replace
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Answer, Subscription
 from dynamo_local.core import codec
+from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import BusError, DynamoError, NobodyListensError
 from dynamo_local.core.names import Watcher
 from dynamo_local.core.subjects import Subjects
@@ -30,7 +30,7 @@ from tests.places_contract import NAMESPACE, ONE, worker
 from tests.unit.supervisor.actuator.fake_ports import BooksWithoutThreads, FakePorts
 
 SUBJECTS = Subjects(NAMESPACE)
-_Handler = Callable[[msgspec.Struct, Answer], Awaitable[None]]
+_Handler = Callable[[Message, Answer], Awaitable[None]]
 
 
 class MemoryBus:
@@ -50,17 +50,18 @@ class MemoryBus:
         self.handlers[subject] = handler
         return cast("Subscription", None)
 
-    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
+    async def ask(self, subject: str, message: Message, reply: Any, *, timeout_s: float) -> Any:
         self.asked.append(subject)
         self._under_way += 1
         self.most_at_once = max(self.most_at_once, self._under_way)
         try:
             await asyncio.sleep(0)
-            return await self._answered(subject, codec.decode(data, PlacesRequest))
+            answer = await self._answered(subject, codec.decode(codec.encode(message), PlacesRequest))
+            return codec.decode(codec.encode(answer), reply)
         finally:
             self._under_way -= 1
 
-    async def _answered(self, subject: str, request: msgspec.Struct) -> bytes:
+    async def _answered(self, subject: str, request: Message) -> Message:
         if subject not in self.handlers:
             raise NobodyListensError(f"no process listens on {subject}")
         if self.missed.get(subject, 0) > 0:
@@ -72,14 +73,14 @@ class MemoryBus:
         if (missed := self.lost.get(type(request).__name__)) is not None:
             self.missed[subject] = missed
             raise BusError(f"no answer on {subject}")
-        return codec.encode(reply)
+        return reply
 
 
 class MemoryAnswer:
     def __init__(self) -> None:
-        self.reply: asyncio.Future[msgspec.Struct] = asyncio.get_running_loop().create_future()
+        self.reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
-    async def send(self, reply: msgspec.Struct) -> None:
+    async def send(self, reply: Message) -> None:
         self.reply.set_result(reply)
 
 

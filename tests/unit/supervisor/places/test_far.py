@@ -10,6 +10,7 @@ import pytest
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec
+from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.names import Watcher
 from dynamo_local.supervisor.places.far import (
@@ -39,7 +40,7 @@ PLAN = WatcherPlan(WATCHER, "decode", ("run", "it"), {"KEEP": "me"}, (1,), 0.5, 
 
 
 @pytest.mark.parametrize("message", [ReserveOrder(WATCHER, NEED), StartOrder(PLAN), PlacesAnswer(PLACES)])
-def test_what_is_sent_arrives(message: msgspec.Struct) -> None:
+def test_what_is_sent_arrives(message: Message) -> None:
     kind = PlacesReply if isinstance(message, PlacesAnswer) else PlacesRequest
     assert codec.decode(codec.encode(message), kind) == message
 
@@ -47,14 +48,14 @@ def test_what_is_sent_arrives(message: msgspec.Struct) -> None:
 WRONG_INVENTORY = {"kind": "cpu-slot", "devices": [{"id": id, "kind": "cpu-slot", "name": ""} for id in (1, 0)]}
 
 
-def tampered(message: msgspec.Struct, path: str, value: object) -> bytes:
+def tampered(message: Message, path: str, value: object) -> bytes:
     plain = msgspec.to_builtins(message)
     *before, last = path.split("/")
     part = plain
     for key in before:
         part = part[key]
     part[last] = value
-    return msgspec.msgpack.encode(plain)
+    return msgspec.msgpack.encode((codec.VERSION, plain))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def tampered(message: msgspec.Struct, path: str, value: object) -> bytes:
         (PlacesAnswer(PLACES), "places/local/inventory", WRONG_INVENTORY),
     ],
 )
-def test_what_makes_no_sense_is_no_message(message: msgspec.Struct, path: str, value: object) -> None:
+def test_what_makes_no_sense_is_no_message(message: Message, path: str, value: object) -> None:
     kind = PlacesReply if isinstance(message, PlacesAnswer | Slot) else PlacesRequest
     codec.decode(codec.encode(message), kind)
     with pytest.raises(DecodeError):
@@ -91,14 +92,12 @@ class Asked:
     """A bus that asks one question, and its answer."""
 
     def __init__(self) -> None:
-        self.answers: list[msgspec.Struct] = []
+        self.answers: list[Message] = []
 
-    async def serve(
-        self, subject: str, kind: object, handler: Callable[[msgspec.Struct, Asked], Awaitable[None]]
-    ) -> None:
+    async def serve(self, subject: str, kind: object, handler: Callable[[Message, Asked], Awaitable[None]]) -> None:
         await handler(PlacesQuestion(), self)
 
-    async def send(self, message: msgspec.Struct) -> None:
+    async def send(self, message: Message) -> None:
         self.answers.append(message)
 
 
