@@ -1,10 +1,10 @@
-"""A reader of what a worker publishes of its cached blocks, by the letter of core/messages/kv_events.py."""
+"""A reader of what a worker publishes of its cached blocks, by the letter of core/messages/kv.py."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dynamo_local.core.messages.kv_events import KvChanges
+from dynamo_local.core.messages.kv import KvChanges
 from dynamo_local.core.routing.caches.index import unpack
 
 

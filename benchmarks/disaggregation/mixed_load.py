@@ -14,7 +14,7 @@ from benchmarks.harness.generated import client_of, generator_of
 from benchmarks.harness.presences import PresenceLog
 from benchmarks.harness.servers import Server
 from benchmarks.harness.spread import quantile
-from dynamo_local.core.messages.tokens import TokenBatch
+from dynamo_local.core.messages.work import TokenBatch
 from dynamo_local.load.figures import Record
 from dynamo_local.load.workload import Constant, Lengthwise, Uniform, drawn, endless
 

@@ -34,7 +34,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import RawMessage
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
-from dynamo_local.core.messages.prefill import PrefillJob
+from dynamo_local.core.messages.work import PrefillJob
 from dynamo_local.core.subjects import Subjects
 
 SUMMARY = "jobs per second through the prefill queue, against plain request-reply on the same NATS"

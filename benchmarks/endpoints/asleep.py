@@ -16,7 +16,7 @@ from benchmarks.harness.servers import NAMESPACE, Server, ServerError, running, 
 from dynamo_local.control.client import ControlClient
 from dynamo_local.control.operations import LIST_ENDPOINTS, Operation
 from dynamo_local.core.errors import DynamoError
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.load.client import Asking, Client
 from dynamo_local.supervisor.server.reports.event_log import EventReader
 from state.paths import StatePaths

@@ -18,8 +18,7 @@ import msgspec
 from benchmarks.harness.accounting import Process, descendants
 from benchmarks.harness.servers import ENGINE_ENVIRONMENT, ServerError, engine_settings
 from dynamo_local.core.errors import EngineError
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import Submit
+from dynamo_local.core.messages.work import Submit, TokenDelta
 from dynamo_local.core.ports import PulledPrefix
 from dynamo_local.engine.vllm.engine import VllmEngine
 from state.devices.allocation import CPU_CORES_VARIABLE

@@ -13,7 +13,7 @@ from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Subscription
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.messages.tokens import TokenBatch
+from dynamo_local.core.messages.work import TokenBatch
 from dynamo_local.core.subjects import Subjects
 from state.paths import StatePaths
 

@@ -11,8 +11,7 @@ import msgspec
 
 from benchmarks.harness.servers import ServerError
 from dynamo_local.bus.nats import Bus
-from dynamo_local.core.messages.tokens import TokenBatch
-from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit
+from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit, TokenBatch
 from dynamo_local.core.subjects import Subjects
 
 _FRONTEND = "benchmark"

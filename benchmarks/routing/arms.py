@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from dynamo_local.core.messages.presence import Load, Presence
-from dynamo_local.core.messages.routes import WeighedWorker
-from dynamo_local.core.messages.routing import AssignRequest
+from dynamo_local.core.messages.routing import AssignRequest, WeighedWorker
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.core.routing.ledger import Ledger
 from dynamo_local.core.routing.policies import POLICIES, RoutingChoice, RoutingPolicy, cached_tokens, weighed

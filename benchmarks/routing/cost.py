@@ -8,7 +8,7 @@ import tracemalloc
 
 from benchmarks.harness.report import Figures, milliseconds, progress, table
 from benchmarks.harness.spread import median, quantile
-from dynamo_local.core.messages.kv_events import KvChanges
+from dynamo_local.core.messages.kv import KvChanges
 from dynamo_local.core.messages.routing import AssignRequest
 from dynamo_local.core.routing.caches.index import PrefixIndex, pack
 from dynamo_local.core.routing.ledger import Ledger

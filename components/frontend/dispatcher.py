@@ -31,8 +31,7 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.presence import LeaseLost, Presence
-from dynamo_local.core.messages.tokens import TokenBatch, TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.core.messages.work import RequestEpoch, TokenBatch, TokenDelta
 from dynamo_local.core.ports import Outputs, Request
 from dynamo_local.core.request.log import Verdict, continuation, failure
 from dynamo_local.core.request.recovery import RecoveryDeadlines

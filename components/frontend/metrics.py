@@ -15,7 +15,7 @@ from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet.view import FRONTEND_ROLE
 from dynamo_local.core.http.asgi import App, Receive, Scope, Send
 from dynamo_local.core.http.paths import METRICS
-from dynamo_local.core.messages.metrics import MetricFamily, MetricsAnswer, MetricShare, MetricsQuestion
+from dynamo_local.core.messages.reports import MetricFamily, MetricsAnswer, MetricShare, MetricsQuestion
 from dynamo_local.core.metrics.shares import counters, ended_together, together
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.log_once import LogOnce

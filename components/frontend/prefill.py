@@ -41,9 +41,7 @@ from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion
-from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant, PrefillJob
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch, Submit
+from dynamo_local.core.messages.work import PrefillClaim, PrefillGrant, PrefillJob, RequestEpoch, Submit, TokenDelta
 from dynamo_local.core.ports import Request
 from dynamo_local.core.priority.classes import PriorityClass, ahead_of, class_of
 from dynamo_local.core.priority.fair_queue import Claim

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from components.frontend.http.callers import ANYBODY, Caller
 from dynamo_local.core.http.asgi import Event, Scope, Send
-from dynamo_local.core.messages.routes import RouteRow
+from dynamo_local.core.messages.routing import RouteRow
 from dynamo_local.core.ports import Request
 from dynamo_local.core.routing.explanation import ROUTE, NamedWorker, described, header_value
 from dynamo_local.core.usage.records import Tally

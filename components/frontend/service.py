@@ -47,7 +47,7 @@ from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE
 from dynamo_local.core.http.asgi import App
 from dynamo_local.core.http.paths import RESPONSES, TASKS
 from dynamo_local.core.live_settings import LiveSettings
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.names import HTTP_HOST_ENV, HTTP_PORT_ENV
 from dynamo_local.core.ports import Dispatcher
 from dynamo_local.engine.vllm.arguments import LOGGING, adapter_schema, engine_schema, server_schema

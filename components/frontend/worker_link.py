@@ -10,16 +10,19 @@ from components.frontend.requests.live_requests import LiveRequest
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import BusError
-from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, Reserve, Warm
 from dynamo_local.core.messages.work import (
     Ack,
     AskExclusive,
     Cancel,
+    CancelReservation,
     EndExclusive,
+    MigrationAnswer,
     Progress,
     RequestEpoch,
     Resend,
+    Reserve,
     Submit,
+    Warm,
 )
 from dynamo_local.core.request.recovery import RecoveryDeadlines
 from dynamo_local.core.subjects import Subjects

@@ -14,7 +14,7 @@ from dynamo_local.bus.subscriptions import Subscription
 from dynamo_local.core.beats import QUIET_BEAT_S, until_beat
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet.view import Change, FleetView, Happened
-from dynamo_local.core.messages.kv_events import KvChanges, KvStateQuestion
+from dynamo_local.core.messages.kv import KvChanges, KvStateQuestion
 from dynamo_local.core.routing.caches.index import AssumedCaches, PrefixIndex, unpack
 from dynamo_local.core.subjects import Subjects
 

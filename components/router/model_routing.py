@@ -18,8 +18,17 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.presence import Counts, Presence
-from dynamo_local.core.messages.routes import RouteRow, RoutesQuestion, WeighedWorker
-from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charged, Charges, Prefilled, Released
+from dynamo_local.core.messages.routing import (
+    Assignment,
+    AssignRequest,
+    Charged,
+    Charges,
+    Prefilled,
+    Released,
+    RouteRow,
+    RoutesQuestion,
+    WeighedWorker,
+)
 from dynamo_local.core.routing.explanation import route_row
 from dynamo_local.core.routing.ledger import Ledger
 from dynamo_local.core.routing.policies import RoutingPolicy

@@ -14,8 +14,16 @@ from components.workers import VllmWorker
 from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.fleet.view import ROUTER_ROLE
-from dynamo_local.core.messages.routes import RoutesAnswer, RoutesQuestion
-from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charged, Charges, Prefilled, Released
+from dynamo_local.core.messages.routing import (
+    Assignment,
+    AssignRequest,
+    Charged,
+    Charges,
+    Prefilled,
+    Released,
+    RoutesAnswer,
+    RoutesQuestion,
+)
 from dynamo_local.core.routing.explanation import route_row
 from dynamo_local.core.routing.policies import DEFAULT, POLICIES
 from dynamo_local.core.subjects import Subjects

@@ -40,8 +40,18 @@ from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.endpoints import adapter_name
 from dynamo_local.core.messages.kv import Unpin
 from dynamo_local.core.messages.presence import LeaseLost, Load
-from dynamo_local.core.messages.tokens import Fault, TokenDelta
-from dynamo_local.core.messages.work import Ack, AskExclusive, Cancel, EndExclusive, RequestEpoch, Resend, Submit, Work
+from dynamo_local.core.messages.work import (
+    Ack,
+    AskExclusive,
+    Cancel,
+    EndExclusive,
+    Fault,
+    RequestEpoch,
+    Resend,
+    Submit,
+    TokenDelta,
+    Work,
+)
 from dynamo_local.core.ports import Engine, Step
 from dynamo_local.core.process.stalls import StallClock, Verdict
 from dynamo_local.core.request.log import Outbox

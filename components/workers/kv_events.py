@@ -1,6 +1,6 @@
 """Publishes which blocks this worker has cached: changes as they come, and all of them for a reader that asks.
 
-Messages have numbers, by which a reader notices that it has missed one (core/messages/kv_events.py). Readers take part
+Messages have numbers, by which a reader notices that it has missed one (core/messages/kv.py). Readers take part
 or not; what is published does not depend on them.
 """
 
@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from dynamo_local.core.errors import BusError
-from dynamo_local.core.messages.kv_events import KvChanges, KvStateQuestion
+from dynamo_local.core.messages.kv import KvChanges, KvStateQuestion
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.core.routing.caches.mirror import CacheMirror
 from dynamo_local.process.context import ServiceContext

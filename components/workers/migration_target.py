@@ -15,8 +15,15 @@ from collections.abc import Callable, Iterable
 from components.workers.warming import MAX_COMPUTED_BLOCKS, ONE_TOKEN, WarmOutcome, WarmRequests
 from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.fleet.freeness import Usage, freeness, instance_of
-from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, MigrationRequest, Reserve, Warm
-from dynamo_local.core.messages.work import RequestEpoch, Submit
+from dynamo_local.core.messages.work import (
+    CancelReservation,
+    MigrationAnswer,
+    MigrationRequest,
+    RequestEpoch,
+    Reserve,
+    Submit,
+    Warm,
+)
 from dynamo_local.core.migration.reservations import Reservations, Warmed
 from dynamo_local.core.ports import Engine
 from dynamo_local.process.context import ServiceContext

@@ -16,7 +16,7 @@ from components.workers.engine_service import EngineService
 from components.workers.requests.counters import EpochListener
 from dynamo_local.bus.jetstream.prefill_queue import ACK_WAIT_S, KEEP_ALIVE_S, PrefillConsumer, TakenJob
 from dynamo_local.core.errors import BusDownError, BusError, DecodeError, NobodyListensError, QueueAbsentError
-from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant
+from dynamo_local.core.messages.work import PrefillClaim, PrefillGrant
 from dynamo_local.log_once import LogOnce
 from dynamo_local.process.context import ServiceContext
 

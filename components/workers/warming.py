@@ -28,7 +28,7 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.errors import BusError, DecodeError, EngineError, RequestError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, FleetView
-from dynamo_local.core.messages.hot_prefixes import (
+from dynamo_local.core.messages.kv import (
     MOST_TOLD_BLOCKS,
     MOST_TOLD_TOKENS,
     HotPrefixesAnswer,

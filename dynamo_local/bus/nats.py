@@ -34,8 +34,8 @@ from dynamo_local.bus.tls import TlsClient, context_of, is_final, local_host, mi
 from dynamo_local.core import codec
 from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import BusError, BusRefusedError, NobodyListensError
-from dynamo_local.core.messages.events import Event
-from dynamo_local.core.messages.rotation import AddressChanged, AddressTaken
+from dynamo_local.core.messages.admin import AddressChanged, AddressTaken
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.subjects import Subjects
 
 _log = logging.getLogger(__name__)
@@ -620,7 +620,7 @@ async def follow_address(bus: Bus, subjects: Subjects, lease: str = "") -> None:
     await bus.serve(subjects.address_changes, AddressChanged, on_change)
 
 
-# Publishes events (core/messages/events.py) to the server, which writes them down.
+# Publishes events (core/messages/reports.py) to the server, which writes them down.
 
 
 async def publish_event(bus: Bus, subjects: Subjects, event: Event) -> None:

@@ -10,8 +10,8 @@ from dynamo_local.cli.output import date, facts
 from dynamo_local.control.descriptions import EndpointDescription, WatcherDescription
 from dynamo_local.core.messages.admin import RequestLine
 from dynamo_local.core.messages.endpoints import BoardRevision
-from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.names import short_watcher
 
 _UNKNOWN = "unknown"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dynamo_local.control.answers import WatcherRow
     from dynamo_local.control.descriptions import RouteLine, RoutesView
     from dynamo_local.core.messages.kv import KvWays
-    from dynamo_local.core.messages.routes import WeighedWorker
+    from dynamo_local.core.messages.routing import WeighedWorker
     from dynamo_local.core.usage.totals import Sums, UsageReport
     from dynamo_local.supervisor.admin.servers import ServerRow
 

@@ -13,7 +13,7 @@ import click
 
 from dynamo_local.cli import completion
 from dynamo_local.cli.options import cutoff_of, namespace_option, paths_of_logs, since_option, together
-from dynamo_local.core.messages.events import EVENT_KINDS, Event
+from dynamo_local.core.messages.reports import EVENT_KINDS, Event
 from dynamo_local.core.names import short_watcher
 
 if TYPE_CHECKING:

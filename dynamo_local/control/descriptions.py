@@ -10,10 +10,9 @@ import msgspec
 from dynamo_local.control.answers import WatcherRow
 from dynamo_local.core.messages.admin import RequestLine
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointView
-from dynamo_local.core.messages.events import Event
-from dynamo_local.core.messages.planner import PlannerReport
-from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load, Presence
+from dynamo_local.core.messages.reports import Event, PlannerReport
+from dynamo_local.core.messages.work import QueueLength
 from dynamo_local.core.routing.explanation import ExplainedRoute
 
 

@@ -12,7 +12,7 @@ import msgspec
 from dynamo_local.control.client import EVENT_STREAM, LAST_EVENT_ID, ControlClient, UnixConnection
 from dynamo_local.control.errors import error_of
 from dynamo_local.control.operations import LIST_EVENTS, LIST_WORKERS
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from state.files import sockets_of
 from state.namespaces import is_running
 from state.paths import StatePaths

@@ -10,8 +10,7 @@ import msgspec
 
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
 from dynamo_local.core.messages.presence import EngineInfo, Load
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch, Submit
+from dynamo_local.core.messages.work import RequestEpoch, Submit, TokenDelta
 from dynamo_local.core.request.recovery import LOST, Survival
 
 Progress = Callable[[str], None]

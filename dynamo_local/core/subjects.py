@@ -97,7 +97,7 @@ class Subjects:
     @property
     def endpoint_changes(self) -> str:
         """Tells the planner what the server has done by itself: endpoints that park, sleep, wake and swap devices, as
-        events (core/messages/events.py)."""
+        events (core/messages/reports.py)."""
         return f"{self._server}.endpoint_changes"
 
     @property
@@ -148,7 +148,7 @@ class Subjects:
         return f"{self._root}.router.routes.{lease}"
 
     def kv_events(self, lease: str) -> str:
-        """What has become of a worker's cached blocks (core/messages/kv_events.py)."""
+        """What has become of a worker's cached blocks (core/messages/kv.py)."""
         return f"{self._root}.kv_events.{lease}"
 
     @property
@@ -200,12 +200,12 @@ class Subjects:
 
     @property
     def events(self) -> str:
-        """Events (core/messages/events.py) of processes other than the server, which writes them down."""
+        """Events (core/messages/reports.py) of processes other than the server, which writes them down."""
         return f"{self._server}.events"
 
     @property
     def request_news(self) -> str:
-        """What happens to the requests of frontends (core/messages/events.py)."""
+        """What happens to the requests of frontends (core/messages/reports.py)."""
         return f"{self._server}.request_news"
 
     def migrations(self, lease: str) -> str:

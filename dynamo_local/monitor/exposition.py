@@ -1,6 +1,6 @@
 """Adds the metrics of dynamo-local to vLLM's own, and writes them as /metrics shows them.
 
-Between frontends they go as messages (core/messages/metrics.py), in which Prometheus' client has no part.
+Between frontends they go as messages (core/messages/reports.py), in which Prometheus' client has no part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from dynamo_local.core.histogram import Histogram, added_up
-from dynamo_local.core.messages.metrics import Kind, MetricFamily, MetricSample
+from dynamo_local.core.messages.reports import MetricFamily, MetricKind, MetricSample
 from dynamo_local.monitor.metrics import Distribution, Metric, Sample
 
 Read = Callable[[], Iterable[Sample]]
@@ -106,4 +106,4 @@ def _as_message(family: Family) -> MetricFamily:
         MetricSample(sample.name, tuple(sorted(sample.labels.items())), float(sample.value))
         for sample in family.samples
     )
-    return MetricFamily(family.name, cast("Kind", family.type), family.documentation, samples)
+    return MetricFamily(family.name, cast("MetricKind", family.type), family.documentation, samples)

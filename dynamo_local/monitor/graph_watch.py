@@ -14,9 +14,9 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError, QueueAbsentError
 from dynamo_local.core.fleet.view import Change, Happened
-from dynamo_local.core.messages.planner import PlannerReport
-from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.reports import PlannerReport
+from dynamo_local.core.messages.work import QueueLength
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.monitor.metrics import Snapshot

@@ -19,10 +19,9 @@ from dynamo_local.core.endpoints.idling import AT_START, RestCause, WakeCause
 from dynamo_local.core.fleet.view import AGGREGATED_ROLE, DECODE_ROLE, ENGINE_ROLES, PREFILL_ROLE
 from dynamo_local.core.histogram import Histogram
 from dynamo_local.core.messages.endpoints import EndpointState, EndpointView
-from dynamo_local.core.messages.metrics import MetricFamily
-from dynamo_local.core.messages.planner import PlannerReport
-from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load, Presence, ProcessState
+from dynamo_local.core.messages.reports import MetricFamily, PlannerReport
+from dynamo_local.core.messages.work import QueueLength
 from dynamo_local.core.metrics.shares import Across
 from dynamo_local.core.migration.protocol import REASONS, MigrationOutcome
 from dynamo_local.core.usage.records import UsageRecord

@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dynamo_local.core.fleet.view import PREFILL_ROLE
-from dynamo_local.core.messages.planner import DecisionReport, EndpointReport, PlannerReport
 from dynamo_local.core.messages.presence import MigrationCounts
+from dynamo_local.core.messages.reports import DecisionReport, EndpointReport, PlannerReport
 from dynamo_local.core.names import endpoint_of, parse_revision, short_watcher
 from dynamo_local.monitor.scraping import FrontendFigures
 from dynamo_local.monitor.top import EndpointRow, EventRow, ProcessRow, RoutingRow, TopView, WorkerRow

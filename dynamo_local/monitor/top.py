@@ -18,10 +18,9 @@ from dynamo_local.core.beats import BEAT_S
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE, PREFILL_ROLE, WORKER_ROLES, routers_of
 from dynamo_local.core.messages.endpoints import Board, EndpointView
-from dynamo_local.core.messages.events import Event
-from dynamo_local.core.messages.planner import EndpointReport, PlannerReport
-from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Counts, Load, MigrationCounts, Presence, as_received
+from dynamo_local.core.messages.reports import EndpointReport, Event, PlannerReport
+from dynamo_local.core.messages.work import QueueLength
 from dynamo_local.core.migration.protocol import migrations_of
 from dynamo_local.core.names import Revision, endpoint_of, parse_watcher
 from dynamo_local.monitor.metrics import Snapshot

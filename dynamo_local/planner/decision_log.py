@@ -13,7 +13,7 @@ import msgspec
 
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.http.json_text import as_line
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.planning.actions import Action, ActionOutcome
 from dynamo_local.core.planning.decision import Decision, describe
 from dynamo_local.core.planning.endpoints.decision import (

@@ -13,8 +13,7 @@ from contextlib import suppress
 from dynamo_local.bus.nats import Bus, publish_event
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
-from dynamo_local.core.messages.events import Event
-from dynamo_local.core.messages.planner import DecisionReport, EndpointReport, PlannerReport, RoleReport
+from dynamo_local.core.messages.reports import DecisionReport, EndpointReport, Event, PlannerReport, RoleReport
 from dynamo_local.core.planning.actions import Action, ActionOutcome
 from dynamo_local.core.planning.decision import Decision, describe
 from dynamo_local.core.planning.endpoints.decide import rests

@@ -16,7 +16,7 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.control.client import ControlClient
 from dynamo_local.control.errors import absent_server, only_starting, why_absent
 from dynamo_local.core.errors import DecodeError, StateError, SupervisorError
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.planning.endpoints.decision import EndpointRecorder
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.subjects import Subjects

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dynamo_local.core.errors import ConfigError
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.planning.actions import ActionOutcome
 from dynamo_local.core.planning.decision import Decision
 from dynamo_local.core.planning.endpoints.decision import EndpointDecision, EndpointsObservation, OrderOutcome

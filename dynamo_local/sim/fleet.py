@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from dynamo_local.core.beats import BEAT_S
-from dynamo_local.core.messages.hot_prefixes import MOST_TOLD_BLOCKS, MOST_TOLD_TOKENS, Origin
+from dynamo_local.core.messages.kv import MOST_TOLD_BLOCKS, MOST_TOLD_TOKENS, Origin
 from dynamo_local.core.messages.presence import Load, Presence
 from dynamo_local.core.migration.protocol import InFlightMigration, InFlightMigrations
 from dynamo_local.core.migration.rebalancing import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from dynamo_local.core.messages.kv_events import KvChanges
+from dynamo_local.core.messages.kv import KvChanges
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence
 from dynamo_local.core.messages.routing import AssignRequest
 from dynamo_local.core.ports import CacheChanges

@@ -7,7 +7,7 @@ import re
 import struct
 from dataclasses import dataclass, field
 
-from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.work import TokenDelta
 from tests.chaos.tasks import Task
 
 

@@ -23,7 +23,7 @@ from components.frontend.requests.request_table import RequestTable
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer, FleetWatch
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.work import TokenDelta
 from dynamo_local.core.request.disaggregation import PrefillLimits
 from dynamo_local.core.request.recovery import COMPANY_DEATHS
 from dynamo_local.core.subjects import Subjects

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.work import TokenDelta
 from tests.chaos.faults import Kind, allowed_gap_s
 
 NOTICED_S = 0.5

@@ -17,8 +17,8 @@ from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.rpc import CallClient
 from dynamo_local.core.errors import BusError, DynamoError
-from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.work import QueueLength
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 from state.paths import Sockets

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.core.messages.tokens import FinishReason
+from dynamo_local.core.messages.work import FinishReason
 from dynamo_local.core.ports import Request
 from dynamo_local.core.request.recovery import Fidelity, Survival
 from dynamo_local.engine.mocker.tokens import continuation

@@ -18,7 +18,6 @@ from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.fleet.view import Change
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion
 from dynamo_local.core.messages.presence import Exclusive, LeaseRevoked, Presence, ProcessState
-from dynamo_local.core.messages.tokens import TokenBatch, TokenDelta
 from dynamo_local.core.messages.work import (
     AskExclusive,
     Cancel,
@@ -27,6 +26,8 @@ from dynamo_local.core.messages.work import (
     RequestEpoch,
     Resend,
     Submit,
+    TokenBatch,
+    TokenDelta,
     Work,
 )
 from dynamo_local.core.ports import Request

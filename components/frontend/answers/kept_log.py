@@ -30,7 +30,7 @@ from dynamo_local.core.answers.records import (
     tokens_in,
 )
 from dynamo_local.core.errors import DecodeError, StateError
-from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.work import TokenDelta
 from dynamo_local.core.ports import Request
 from dynamo_local.core.request.recovery import Fidelity
 from dynamo_local.core.usage.records import Counted

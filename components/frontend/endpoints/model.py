@@ -23,8 +23,8 @@ from dynamo_local.core.fleet.view import PREFILL_ROLE, WORKER_ROLES
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.live_settings import LiveSettings
 from dynamo_local.core.messages.endpoints import ServedAdapter
-from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Counts, MigrationCounts
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.migration import rebalancing
 from dynamo_local.core.ports import Dispatcher, Progress
 from dynamo_local.core.request import disaggregation

@@ -24,9 +24,9 @@ from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet.freeness import freest
 from dynamo_local.core.fleet.view import PREFILL_ROLE, TTL_S, Change
 from dynamo_local.core.messages.admin import MigrationResult
-from dynamo_local.core.messages.events import Event
-from dynamo_local.core.messages.migration import MigrationAnswer, Reserve, Warm
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.reports import Event
+from dynamo_local.core.messages.work import MigrationAnswer, Reserve, Warm
 from dynamo_local.core.migration import protocol
 from dynamo_local.core.migration.protocol import (
     Finished,
@@ -309,7 +309,7 @@ def _pass_on(task: asyncio.Task[MigrationResult], result: asyncio.Future[Migrati
             result.set_result(task.result())
 
 
-# The event (core/messages/events.py) of a migration that has ended.
+# The event (core/messages/reports.py) of a migration that has ended.
 
 WHY: Mapping[str, str] = MappingProxyType(
     {

@@ -13,8 +13,8 @@ from components.frontend.migration.state import MigrationRecord
 from components.frontend.request_context import RouteNotes
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError
-from dynamo_local.core.messages.events import REQUEST, Event, RequestNews
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.reports import REQUEST, Event, RequestNews
 from dynamo_local.core.messages.routing import Assignment
 from dynamo_local.core.messages.work import Progress, RequestEpoch
 from dynamo_local.core.ports import Request

@@ -23,8 +23,7 @@ from components.frontend.worker_link import WorkerLink
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet.view import Change
-from dynamo_local.core.messages.tokens import Fault, TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.core.messages.work import Fault, RequestEpoch, TokenDelta
 from dynamo_local.core.ports import Outputs, Request
 from dynamo_local.core.request.log import RequestLog, failure
 from dynamo_local.core.request.recovery import Ask, Begin, RecoveryDeadlines, next_step, verdict_after_loss

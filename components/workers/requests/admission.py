@@ -13,8 +13,7 @@ import msgspec
 from components.workers.kv_puller import KvPuller
 from dynamo_local.core.errors import AdapterError, BadRequestError, EngineError, RequestError
 from dynamo_local.core.messages.presence import ClassUsage, Load
-from dynamo_local.core.messages.tokens import Fault, TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch, Submit
+from dynamo_local.core.messages.work import Fault, RequestEpoch, Submit, TokenDelta
 from dynamo_local.core.ports import Engine, PulledPrefix
 from dynamo_local.core.priority.classes import PriorityClass, class_of
 from dynamo_local.tasks import TaskGuard

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from dynamo_local.core.fleet.rates import RateMeter
 from dynamo_local.core.messages.presence import Counts, EngineRates
-from dynamo_local.core.messages.tokens import SCHEDULED, TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.core.messages.work import SCHEDULED, RequestEpoch, TokenDelta
 from dynamo_local.core.ports import Step
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
-from dynamo_local.core.messages.tokens import Fault, TokenBatch, TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.core.messages.work import Fault, RequestEpoch, TokenBatch, TokenDelta
 from dynamo_local.core.request.log import Outbox
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.tasks import TaskGuard

@@ -39,7 +39,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import RawMessage, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusDownError, BusError, DecodeError, QueueAbsentError, QueueFullError
-from dynamo_local.core.messages.prefill import PrefillJob, QueueLength
+from dynamo_local.core.messages.work import PrefillJob, QueueLength
 from dynamo_local.core.priority.classes import PriorityClass, class_of
 from dynamo_local.core.priority.fair_queue import Turns
 from dynamo_local.core.subjects import Subjects

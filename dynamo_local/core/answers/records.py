@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dynamo_local.core.errors import DecodeError
-from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.work import TokenDelta
 from dynamo_local.core.usage.records import Counted
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from dynamo_local.core.endpoints.idling import AT_START
 from dynamo_local.core.endpoints.rollout import Ordered, Seen
 from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointHistory, EndpointState, EndpointStatus
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.names import parse_revision
 
 # What a frontend does for each revision on the board. Pure.

@@ -1,10 +1,12 @@
-"""Messages from operators and the planner to servers, frontends and workers."""
+"""Messages from operators, the planner and the server to the processes: roles, parking, requests, the token of NATS."""
 
 from __future__ import annotations
 
 import msgspec
 
 from dynamo_local.core.codec import Message
+
+# Roles, parking, and the requests of frontends.
 
 
 class RoleQuestion(Message, frozen=True):
@@ -129,3 +131,18 @@ class MigrationReport(Message, frozen=True):
 
 AdminRequest = RequestsQuestion | MigrationOrder
 """Requests of an operator on a frontend's subject."""
+
+
+# The token of NATS: what the server and its processes say of a new one. No token is ever in a message: processes read
+# it from the file of the bus's address.
+
+
+class AddressChanged(Message, frozen=True, tag="changed"):
+    """Tells all processes to read the address of the bus anew."""
+
+
+class AddressTaken(Message, frozen=True, omit_defaults=True):
+    """A process is connected as `user`. `lease`: its own; empty for a command."""
+
+    lease: str = ""
+    user: str | None = None

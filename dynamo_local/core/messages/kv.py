@@ -1,4 +1,4 @@
-"""Messages about KV blocks: how much is cached, pins for workers that read them, and the ways that they take."""
+"""Messages about KV blocks: what workers have cached, pins for those that read it, and the prefixes asked for most."""
 
 from __future__ import annotations
 
@@ -109,3 +109,75 @@ class KvWays(msgspec.Struct, frozen=True):
     network: int = 0
     between_machines: Between = "recomputed"
     elsewhere: int = 0
+
+
+# What has become of a worker's cached blocks, for whoever routes to it. Blocks are named by their keys
+# (core/routing/caches/index.py), packed.
+
+
+MOST_KEYS = 50_000
+"""Bound on the keys of a message, those removed and those stored together."""
+
+
+class KvChanges(Message, frozen=True, omit_defaults=True):
+    """What has become of a worker's cached blocks since its message before, or (`parts` > 0) a part of all of them.
+
+    Changes: first `cleared`, then `removed`, then `stored`; a key is in one of the two at most. `number` is 1 for a
+    worker's first changes, and grows by one. What has more than MOST_KEYS keys is sent as several messages.
+
+    A repetition (`parts` > 0) tells the whole state as it is after the changes with this `number` (0: before any): the
+    keys in `stored` of its parts 0 to `parts` - 1, which follow each other with no changes between them.
+    """
+
+    worker: str
+    number: int
+    removed: bytes = b""
+    stored: bytes = b""
+    cleared: bool = False
+    part: int = 0
+    parts: int = 0
+
+
+class KvStateQuestion(Message, frozen=True, omit_defaults=True):
+    """Asks a worker to publish a repetition. There is no other answer; one repetition may serve several questions."""
+
+
+# Between workers: the prefixes that are asked for most (core/routing/caches/hot_prefixes.py).
+
+
+MOST_TOLD_BLOCKS = 4_096
+"""Bound on the blocks of an answer, which is one message."""
+
+MOST_TOLD_TOKENS = 131_072
+"""Bound on the tokens of an answer: 512 KiB."""
+
+
+class HotPrefixesQuestion(Message, frozen=True, omit_defaults=True):
+    """Asks a worker for the blocks that it was asked for most, `most_blocks` of them at most."""
+
+    most_blocks: int
+
+
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """What besides its tokens distinguishes a prefix from others: see `Submit`."""
+
+    cache_salt: str | None = None
+    adapter: str | None = None
+
+
+class HotBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A block. `parent`: place among the answer's blocks of the one before it, which comes earlier; of the first block
+    of a prefix, -1 less the place of its origin. `tokens`: its token ids, four bytes each, little endian. `heat`:
+    number of requests for it, each counting less as it ages."""
+
+    parent: int
+    tokens: bytes
+    heat: Annotated[float, msgspec.Meta(ge=0.0)]
+
+
+class HotPrefixesAnswer(Message, frozen=True, omit_defaults=True):
+    """The hottest blocks, of `block_tokens` tokens each."""
+
+    block_tokens: int
+    origins: tuple[Origin, ...] = ()
+    blocks: Annotated[tuple[HotBlock, ...], msgspec.Meta(max_length=MOST_TOLD_BLOCKS)] = ()

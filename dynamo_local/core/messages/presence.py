@@ -35,7 +35,7 @@ class EngineInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     tasks: tuple[str, ...] = ("generate",)
     """What the engine can be asked for, in vLLM's words: "generate", or for pooling models "embed", "classify", ..."""
     kv_events: bool = False
-    """Whether the worker publishes which blocks it has cached (core/messages/kv_events.py)."""
+    """Whether the worker publishes which blocks it has cached (core/messages/kv.py)."""
     kv_network: str = ""
     """Closed network (CIDR) in which KV is read between this engine and others on other machines, or TLS_STREAM
     (core/messages/kv.py). Empty: none is."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dynamo_local.core.messages.metrics import Labels, MetricFamily, MetricSample, MetricShare
+from dynamo_local.core.messages.reports import Labels, MetricFamily, MetricSample, MetricShare
 
 Across = Literal["sum", "max", "own"]
 """What becomes of one series of several frontends. `own`: the value of the frontend that answers, if it has one."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.names import short_watcher
 from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, RemoveWorker, Restart, SwitchRole
 from dynamo_local.core.planning.window import Observation

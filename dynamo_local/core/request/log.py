@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from dynamo_local.core.messages.tokens import Fault, TokenDelta
-from dynamo_local.core.messages.work import Progress, RequestEpoch
+from dynamo_local.core.messages.work import Fault, Progress, RequestEpoch, TokenDelta
 
 
 class Verdict(enum.Enum):

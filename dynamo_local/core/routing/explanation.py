@@ -11,8 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from dynamo_local.core.http.asgi import Scope
-from dynamo_local.core.messages.routes import MOST_CANDIDATES, RouteRow, WeighedWorker
-from dynamo_local.core.messages.routing import Assignment, AssignRequest
+from dynamo_local.core.messages.routing import MOST_CANDIDATES, Assignment, AssignRequest, RouteRow, WeighedWorker
 from dynamo_local.core.names import short_watcher
 
 NamedWorker = Callable[[str], str]

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from dynamo_local.core.fleet.freeness import Usage, freeness, instance_of
 from dynamo_local.core.fleet.rates import compared
 from dynamo_local.core.messages.presence import EngineRates, Presence
-from dynamo_local.core.messages.routes import WeighedWorker
-from dynamo_local.core.messages.routing import AssignRequest
+from dynamo_local.core.messages.routing import AssignRequest, WeighedWorker
 from dynamo_local.core.routing.caches.index import KEY_BYTES, number_of
 from dynamo_local.core.routing.ledger import Ledger
 from dynamo_local.core.routing.pulling import PULL_TO_COMPUTE, is_worth_pulling

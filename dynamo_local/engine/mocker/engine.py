@@ -16,8 +16,16 @@ from typing import Any, Literal, get_args
 from dynamo_local.core.errors import BadRequestError, EngineError, RequestError
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
 from dynamo_local.core.messages.presence import EngineInfo
-from dynamo_local.core.messages.tokens import PREEMPTED, QUEUED, SCHEDULED, Array, Logprobs, TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch, Submit
+from dynamo_local.core.messages.work import (
+    PREEMPTED,
+    QUEUED,
+    SCHEDULED,
+    Array,
+    Logprobs,
+    RequestEpoch,
+    Submit,
+    TokenDelta,
+)
 from dynamo_local.core.ports import Prefix, Progress, PulledPrefix, Step
 from dynamo_local.engine.kv.leases import Key
 from dynamo_local.engine.mocker import scheduler, sequence

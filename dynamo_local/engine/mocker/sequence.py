@@ -6,8 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from dynamo_local.core.errors import BadRequestError
-from dynamo_local.core.messages.tokens import FinishReason
-from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.core.messages.work import FinishReason, RequestEpoch
 from dynamo_local.core.priority.fair_queue import Claim
 from dynamo_local.engine.mocker import tokens
 from dynamo_local.engine.mocker.blocks import BlockHash, Filling, chain_hash

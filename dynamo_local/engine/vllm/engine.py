@@ -20,8 +20,7 @@ from dynamo_local.core.errors import BadRequestError, EngineError, RequestError,
 from dynamo_local.core.http.bounds.request import RequestBounds
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
 from dynamo_local.core.messages.presence import EngineInfo, Load
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch, Submit
+from dynamo_local.core.messages.work import RequestEpoch, Submit, TokenDelta
 from dynamo_local.core.ports import Prefix, Progress, PulledPrefix, Step
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.frontend.grammar_threads import TIMEOUT_ENV

@@ -25,7 +25,7 @@ from dynamo_local.control.operations import (
 from dynamo_local.control.orders import OrderView
 from dynamo_local.core.errors import BusError, DeviceError, DynamoError, UsageError
 from dynamo_local.core.fleet.view import last_answering
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.names import endpoint_named, endpoint_of, parse_revision, select_watcher, short_watcher
 from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits, RemoveWorker, Restart
 from dynamo_local.core.planning.decision import event_of

@@ -21,10 +21,9 @@ from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import BusError, NotRunningError, SupervisorError, UsageError
 from dynamo_local.core.fleet.view import PREFILL_ROLE, Change
 from dynamo_local.core.messages.endpoints import Board
-from dynamo_local.core.messages.events import Event
-from dynamo_local.core.messages.planner import PlannerReport
-from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Presence, as_sent
+from dynamo_local.core.messages.reports import Event, PlannerReport
+from dynamo_local.core.messages.work import QueueLength
 from dynamo_local.core.names import endpoint_of, parse_revision, parse_watcher, short_watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.circus.client import CircusClient

@@ -14,7 +14,7 @@ from dynamo_local.control.descriptions import Description, EndpointDescription, 
 from dynamo_local.core.errors import BusError, DecodeError, GraphError, SupervisorError, UsageError
 from dynamo_local.core.messages.admin import RequestLine
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointView
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.names import LOCAL_NODE, endpoint_of, short_watcher
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.supervisor.admin.asked import AskedServer

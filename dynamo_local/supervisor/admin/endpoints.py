@@ -23,7 +23,7 @@ from dynamo_local.core.messages.endpoints import (
     progress_of,
     view_of,
 )
-from dynamo_local.core.messages.events import STATE
+from dynamo_local.core.messages.reports import STATE
 from dynamo_local.core.names import check_endpoint
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from state.endpoints.registry import read_registry

@@ -33,8 +33,8 @@ from dynamo_local.control.operations import (
 from dynamo_local.core.errors import DecodeError, NotRunningError, QueueAbsentError, UsageError
 from dynamo_local.core.fleet.view import ROUTER_ROLE
 from dynamo_local.core.live_settings import SETTINGS, LiveSetting, setting
-from dynamo_local.core.messages.events import Event
-from dynamo_local.core.messages.routes import RouteRow, RoutesAnswer, RoutesQuestion
+from dynamo_local.core.messages.reports import Event
+from dynamo_local.core.messages.routing import RouteRow, RoutesAnswer, RoutesQuestion
 from dynamo_local.core.names import endpoint_of
 from dynamo_local.core.request.log import told_id
 from dynamo_local.core.routing.explanation import explained

@@ -13,8 +13,8 @@ from dynamo_local.control.answers import WatcherRow
 from dynamo_local.core.errors import NotRunningError, StateError, SupervisorError, UsageError
 from dynamo_local.core.fleet.view import DECODE_ROLE, PREFILL_ROLE, WORKER_ROLES, last_answering
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
-from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.names import (
     BUS_SERVICE,
     FORKSERVER_SERVICE,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dynamo_local.core.errors import SupervisorError
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.process.restarts import CircusDeadlines, CircusLimits, CircusRecord, GiveUp, circusd_died
 from dynamo_local.process.endings import ended
 from dynamo_local.supervisor.circus.adopted import stands_in

@@ -12,7 +12,7 @@ import msgspec
 from dynamo_local.control.operations import GET_LOG, LIST_EVENTS, Call, Handlers
 from dynamo_local.core.errors import OrderError
 from dynamo_local.core.http.json_text import as_line
-from dynamo_local.core.messages.events import PASSING_KINDS, TOLD_KINDS
+from dynamo_local.core.messages.reports import PASSING_KINDS, TOLD_KINDS
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.supervisor.control.api import EventStream
 from dynamo_local.supervisor.places.far import MOST_LOG_LINES

@@ -17,7 +17,7 @@ from dynamo_local.core.endpoints.idling import Activity, IdleTimes, Idling, Rest
 from dynamo_local.core.endpoints.schedule import Schedule, Usage
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import StateError, SupervisorError
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from state.files import replace_file
 

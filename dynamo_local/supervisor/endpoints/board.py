@@ -12,7 +12,7 @@ import msgspec
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError, StateError
 from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointView, progress_of
-from dynamo_local.core.messages.events import STATE, Event
+from dynamo_local.core.messages.reports import STATE, Event
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 from state.files import make_private_directory, replace_file

@@ -25,7 +25,7 @@ from dynamo_local.core.endpoints.spec import EndpointSpec, served_names
 from dynamo_local.core.endpoints.status import status_of
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointStatus, ServedAdapter
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.names import Revision
 from dynamo_local.supervisor.endpoints.awake import Idleness, Keeping, Kept
 from dynamo_local.supervisor.endpoints.parts import EndpointParts

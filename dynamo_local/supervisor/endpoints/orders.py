@@ -44,7 +44,7 @@ from dynamo_local.core.endpoints.registry import Registry
 from dynamo_local.core.endpoints.spec import EndpointSpec, check_names
 from dynamo_local.core.errors import EndpointAbsentError, EndpointConflictError, OrderError, StateError, UsageError
 from dynamo_local.core.messages.endpoints import AdapterOrdered, EndpointView, shown
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.names import check_endpoint
 from dynamo_local.supervisor.endpoints.adapters import AdapterFolders
 from dynamo_local.supervisor.endpoints.board import BoardWriter

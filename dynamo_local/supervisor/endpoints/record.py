@@ -14,7 +14,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.core.endpoints.status import CHANGES, noted
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.endpoints import EndpointHistory
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.endpoints.board import BoardWriter
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce

@@ -15,7 +15,7 @@ from dynamo_local.core.endpoints.rollout import Frontends, Ordered, Seen
 from dynamo_local.core.endpoints.turns import Claim, Contender, Limits, Turns, Yield, take_turns
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.names import endpoint_of
 from dynamo_local.core.shares import Left, less, placed, share_of
 from dynamo_local.supervisor.circus.process_registry import Registration

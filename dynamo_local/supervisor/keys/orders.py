@@ -30,7 +30,7 @@ from dynamo_local.core.keys.registry import (
     rotate_key,
 )
 from dynamo_local.core.keys.values import PREFIX, SECRET_BYTES, ApiKey, digest_of, view_of
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.supervisor.endpoints.kept_registry import KeptDocument
 
 

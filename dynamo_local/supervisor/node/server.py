@@ -16,7 +16,7 @@ from pathlib import Path
 from dynamo_local.bus.nats import Bus, publish_event
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError, DynamoError, StateError, one_line
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.circus.ahead import CircusAhead
 from dynamo_local.supervisor.node.agent import without_cluster

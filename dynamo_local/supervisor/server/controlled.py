@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamo_local.bus.nats import Bus
-from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.supervisor.actuator.actuators import Actuators
 from dynamo_local.supervisor.circus.process_registry import Registration
 from dynamo_local.supervisor.control.api import ControlApi

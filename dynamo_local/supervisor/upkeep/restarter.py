@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dynamo_local.core.errors import ConfigError, NotRunningError, StateError, SupervisorError
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.process.restarts import GiveUp, LifeRecord, Restart, RestartLimits, became_ready, died
 from dynamo_local.supervisor.circus.client import ACTIVE, STOPPED, ProcessBegan, ProcessEnded

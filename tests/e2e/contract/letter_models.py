@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from components.frontend.request_context import request_here
-from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.work import TokenDelta
 from dynamo_local.core.ports import Outputs, Request
 from dynamo_local.engine.vllm.frontend.application import ModelApplication
 from dynamo_local.model.named.random_model import random_model

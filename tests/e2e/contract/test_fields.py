@@ -33,9 +33,8 @@ from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BadRequestError, RequestError
-from dynamo_local.core.messages.tokens import FinishReason as Finish
-from dynamo_local.core.messages.tokens import TokenBatch
-from dynamo_local.core.messages.work import RequestEpoch, Submit
+from dynamo_local.core.messages.work import FinishReason as Finish
+from dynamo_local.core.messages.work import RequestEpoch, Submit, TokenBatch
 from dynamo_local.engine.vllm.arguments import MANAGED
 from dynamo_local.engine.vllm.requests import wire
 

@@ -21,7 +21,7 @@ from components.frontend.request_context import request_here
 from components.frontend.settings import AnswerLimits
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.paths import RESPONSES
-from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.work import TokenDelta
 from dynamo_local.core.ports import Outputs, Request
 from dynamo_local.core.request.recovery import Fidelity, Survival
 from dynamo_local.tasks import TaskGuard

@@ -27,8 +27,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import Submit
+from dynamo_local.core.messages.work import Submit, TokenDelta
 from dynamo_local.engine.vllm.frontend.core_client import build
 from dynamo_local.engine.vllm.frontend.grammar_threads import GrammarThreads
 from dynamo_local.engine.vllm.patches.frontend import LONG_TEXT, ClientErrors, text_length

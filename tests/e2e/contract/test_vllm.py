@@ -13,8 +13,7 @@ import pytest
 
 from dynamo_local.core import codec
 from dynamo_local.core.errors import RequestError
-from dynamo_local.core.messages.tokens import TokenBatch, TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch, Submit
+from dynamo_local.core.messages.work import RequestEpoch, Submit, TokenBatch, TokenDelta
 from dynamo_local.core.ports import Outputs, Request
 from dynamo_local.engine.vllm.arguments import engine_schema, to_argv
 

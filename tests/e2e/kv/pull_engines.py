@@ -19,8 +19,7 @@ import msgspec
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.messages.kv import PinQuestion
 from dynamo_local.core.messages.presence import Load
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch, Submit
+from dynamo_local.core.messages.work import RequestEpoch, Submit, TokenDelta
 from dynamo_local.core.ports import PulledPrefix
 from dynamo_local.core.routing.caches.index import key_of
 from dynamo_local.core.routing.caches.mirror import CacheMirror

@@ -24,10 +24,8 @@ from benchmarks.harness.two_machines import TwoMachines, two_machines, why_not
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec
 from dynamo_local.core.messages.kv import TLS_STREAM
-from dynamo_local.core.messages.migration import MigrationAnswer, Reserve, Warm
 from dynamo_local.core.messages.presence import LeaseLost
-from dynamo_local.core.messages.tokens import TokenBatch
-from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit
+from dynamo_local.core.messages.work import Cancel, MigrationAnswer, RequestEpoch, Reserve, Submit, TokenBatch, Warm
 from dynamo_local.core.subjects import Subjects
 from tests.e2e.kv.agent_source import PIECE, SAID
 from tests.e2e.kv.far_worker import BLOCKS, NAMESPACE, PIN_S, Told

@@ -14,8 +14,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.admin import ParkAnswer, ParkQuestion
-from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion
-from dynamo_local.core.messages.kv_events import KvChanges, KvStateQuestion
+from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion, KvChanges, KvStateQuestion
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Released
 from dynamo_local.core.routing.caches.index import key_of, pack_hashes

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from dynamo_local.core.errors import AdapterError, RequestError
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import Submit
+from dynamo_local.core.messages.work import Submit, TokenDelta
 from dynamo_local.engine.vllm.engine import VllmEngine
 from dynamo_local.model.named.random_model import random_model
 from tests.e2e.models.adapters import RANK, make_adapter

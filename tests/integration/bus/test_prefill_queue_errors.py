@@ -18,7 +18,7 @@ from dynamo_local.bus.jetstream.prefill_queue import (
 )
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError, QueueAbsentError, QueueFullError
-from dynamo_local.core.messages.prefill import QueueLength
+from dynamo_local.core.messages.work import QueueLength
 from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect
 from tests.integration.disaggregation.prefill_jobs import DEADLINE_S, published, reached, some_job, waiting

@@ -16,7 +16,7 @@ from dynamo_local.bus.nats import Bus, BusPart, follow_address
 from dynamo_local.bus.subscriptions import RawMessage
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, BusRefusedError
-from dynamo_local.core.messages.rotation import AddressChanged, AddressTaken
+from dynamo_local.core.messages.admin import AddressChanged, AddressTaken
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.server.nats.nats_server import write_bus_address
 from tests.integration.nats_process import NatsProcess

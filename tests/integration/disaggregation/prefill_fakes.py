@@ -12,9 +12,7 @@ from components.frontend.prefill import PrefillDeadlines, PrefillJobs
 from dynamo_local.bus.jetstream.prefill_queue import LIMITS, PrefillConsumer, PrefillQueue, TakenJob
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.fleet.view import PREFILL_ROLE
-from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant, QueueLength
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch, Submit
+from dynamo_local.core.messages.work import PrefillClaim, PrefillGrant, QueueLength, RequestEpoch, Submit, TokenDelta
 from dynamo_local.core.ports import Request
 from dynamo_local.core.request.disaggregation import PrefillLimits
 from dynamo_local.core.request.recovery import Survival

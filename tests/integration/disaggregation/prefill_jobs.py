@@ -7,7 +7,7 @@ import itertools
 
 from dynamo_local.bus.jetstream.prefill_queue import CONSUMERS, PrefillConsumer, PrefillQueue, TakenJob
 from dynamo_local.bus.nats import Bus
-from dynamo_local.core.messages.prefill import PrefillJob, QueueLength
+from dynamo_local.core.messages.work import PrefillJob, QueueLength
 from dynamo_local.core.subjects import Subjects
 
 DEADLINE_S = 60.0

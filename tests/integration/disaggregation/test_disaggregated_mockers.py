@@ -15,8 +15,7 @@ from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefil
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec
 from dynamo_local.core.fleet.view import PREFILL_ROLE
-from dynamo_local.core.messages.prefill import QueueLength
-from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit, Work
+from dynamo_local.core.messages.work import Cancel, QueueLength, RequestEpoch, Submit, Work
 from dynamo_local.core.ports import PulledPrefix, Request
 from dynamo_local.core.request.disaggregation import PrefillLimits
 from dynamo_local.core.request.recovery import Fidelity, Survival

@@ -19,10 +19,18 @@ from dynamo_local.bus.jetstream.prefill_queue import (
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Answer, RawMessage
 from dynamo_local.core.fleet.view import PREFILL_ROLE
-from dynamo_local.core.messages.prefill import PrefillClaim, PrefillGrant, PrefillJob, QueueLength
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.messages.tokens import TokenBatch, TokenDelta
-from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit
+from dynamo_local.core.messages.work import (
+    Cancel,
+    PrefillClaim,
+    PrefillGrant,
+    PrefillJob,
+    QueueLength,
+    RequestEpoch,
+    Submit,
+    TokenBatch,
+    TokenDelta,
+)
 from dynamo_local.core.ports import Step
 from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect

@@ -18,8 +18,7 @@ from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import BusError, EngineError, RequestError
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion, PinAnswer, PinQuestion, Unpin
 from dynamo_local.core.messages.presence import LeaseLost
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit, Work
+from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit, TokenDelta, Work
 from dynamo_local.core.ports import Prefix, Step
 from dynamo_local.core.subjects import Subjects
 from state.machine.identity import machine_id

@@ -16,7 +16,7 @@ from dynamo_local.bus.jetstream.prefill_queue import PrefillConsumer, PrefillQue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.cli.main import run
 from dynamo_local.core.live_settings import SETTINGS
-from dynamo_local.core.messages.prefill import PrefillJob, QueueLength
+from dynamo_local.core.messages.work import PrefillJob, QueueLength
 from dynamo_local.core.subjects import Subjects
 from state.files import make_run_directory
 from state.locks import ServerLock

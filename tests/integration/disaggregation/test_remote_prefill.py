@@ -9,8 +9,7 @@ import pytest
 
 from dynamo_local.bus.jetstream.prefill_queue import LIMITS, delete_prefill_queue
 from dynamo_local.bus.nats import Bus
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.core.messages.work import RequestEpoch, TokenDelta
 from dynamo_local.core.request.recovery import Fidelity, Survival
 from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Disaggregate

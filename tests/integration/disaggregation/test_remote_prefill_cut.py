@@ -9,8 +9,7 @@ import pytest
 
 from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefill_queue
 from dynamo_local.bus.nats import Bus
-from dynamo_local.core.messages.prefill import QueueLength
-from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.work import QueueLength, TokenDelta
 from dynamo_local.core.subjects import Subjects
 from tests.integration.disaggregation.prefill_fakes import Disaggregated, remote_prefill
 from tests.integration.disaggregation.test_remote_prefill_failures import INQUISITIVE, answered

@@ -8,8 +8,7 @@ import dataclasses
 import pytest
 
 from components.frontend.prefill import PrefillDeadlines
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.core.messages.work import RequestEpoch, TokenDelta
 from tests.integration.conftest import Disaggregate
 from tests.integration.disaggregation.prefill_fakes import (
     ENDLESS,

@@ -8,9 +8,7 @@ import pytest
 
 from components.frontend.prefill import PrefillDeadlines
 from dynamo_local.bus.jetstream.prefill_queue import LIMITS
-from dynamo_local.core.messages.prefill import QueueLength
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch, Submit
+from dynamo_local.core.messages.work import QueueLength, RequestEpoch, Submit, TokenDelta
 from tests.integration.conftest import Disaggregate
 from tests.integration.disaggregation.prefill_fakes import LONG, Disaggregated, FakePrefillWorker, long_request
 from tests.integration.disaggregation.test_remote_prefill import NOT_SURVIVING

@@ -14,7 +14,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.work import TokenDelta
 from dynamo_local.core.ports import Request, Step
 from dynamo_local.core.request.recovery import CLEARING_TOKENS, RecoveryDeadlines, Survival
 from dynamo_local.core.subjects import Subjects

@@ -11,8 +11,7 @@ import pytest
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.presence import LeaseLost
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import Progress, RequestEpoch
+from dynamo_local.core.messages.work import Progress, RequestEpoch, TokenDelta
 from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import StartWorker
 from tests.integration.fleet_of_fakes import DEADLINE_S, FakeFrontend, FakeWorker, request, until

@@ -10,8 +10,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import RawMessage, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Released
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.core.messages.work import RequestEpoch, TokenDelta
 from dynamo_local.core.request.recovery import RecoveryDeadlines
 from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect, StartWorker

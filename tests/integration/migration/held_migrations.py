@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec
-from dynamo_local.core.messages.migration import MigrationRequest, Warm
-from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit, Work
+from dynamo_local.core.messages.work import Cancel, MigrationRequest, RequestEpoch, Submit, Warm, Work
 from dynamo_local.core.migration.protocol import MigrationLimits
 from dynamo_local.core.subjects import Subjects
 

@@ -6,8 +6,8 @@ import asyncio
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Answer
-from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, MigrationRequest, Reserve, Warm
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence, ProcessState
+from dynamo_local.core.messages.work import CancelReservation, MigrationAnswer, MigrationRequest, Reserve, Warm
 from dynamo_local.core.subjects import Subjects
 from tests.integration.fleet_of_fakes import DEADLINE_S, NO_PROCESS, FakeWorker
 

@@ -12,10 +12,8 @@ import pytest
 from components.frontend.requests.live_requests import LiveRequest
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.admin import MigrationResult
-from dynamo_local.core.messages.migration import Reserve, Warm
 from dynamo_local.core.messages.presence import Load
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch, Submit
+from dynamo_local.core.messages.work import RequestEpoch, Reserve, Submit, TokenDelta, Warm
 from dynamo_local.core.migration.protocol import MigrationLimits
 from dynamo_local.core.request.recovery import Survival
 from dynamo_local.core.subjects import Subjects

@@ -13,10 +13,19 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
-from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, MigrationRequest, Reserve, Warm
 from dynamo_local.core.messages.presence import Load, Presence
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit, Work
+from dynamo_local.core.messages.work import (
+    Cancel,
+    CancelReservation,
+    MigrationAnswer,
+    MigrationRequest,
+    RequestEpoch,
+    Reserve,
+    Submit,
+    TokenDelta,
+    Warm,
+    Work,
+)
 from dynamo_local.core.ports import Prefix, Step
 from dynamo_local.core.subjects import Subjects
 from state.machine.identity import machine_id

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from components.frontend.requests.live_requests import LiveRequest
 from dynamo_local.core.messages.admin import RequestsAnswer, RequestsQuestion
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.ports import Request
 from dynamo_local.core.request.recovery import Fidelity, Survival
 from dynamo_local.core.subjects import Subjects

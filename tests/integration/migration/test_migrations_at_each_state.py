@@ -17,8 +17,8 @@ from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.view import FleetView
-from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, Reserve
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.work import CancelReservation, MigrationAnswer, Reserve
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 from tests.chaos.answers import Outcome

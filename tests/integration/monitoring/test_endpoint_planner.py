@@ -20,10 +20,9 @@ from dynamo_local.core import codec
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import ConfigError, EndpointConflictError, NotRunningError, UsageError
 from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointStatus, EndpointView, shown
-from dynamo_local.core.messages.events import Event
-from dynamo_local.core.messages.planner import PlannerReport
-from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.messages.presence import Counts, Load, Presence
+from dynamo_local.core.messages.reports import Event, PlannerReport
+from dynamo_local.core.messages.work import PrefillJob
 from dynamo_local.core.names import check_endpoint
 from dynamo_local.core.planning.endpoints.decision import ScaleEndpoint
 from dynamo_local.core.planning.options import PlannerOptions

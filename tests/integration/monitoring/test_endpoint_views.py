@@ -20,8 +20,8 @@ from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.admin import AdminRequest, MigrationOrder, RequestLine, RequestsAnswer
 from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointStatus, EndpointView
-from dynamo_local.core.messages.prefill import PrefillJob, QueueLength
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load, Presence
+from dynamo_local.core.messages.work import PrefillJob, QueueLength
 from dynamo_local.core.names import Watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.monitor.top import TopSession

@@ -11,8 +11,8 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, NotRunningError
-from dynamo_local.core.messages.prefill import PrefillJob
 from dynamo_local.core.messages.presence import Load, Presence
+from dynamo_local.core.messages.work import PrefillJob
 from dynamo_local.core.planning.window import QueueReading
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.planner.metrics import FleetMetrics, Promised, StateReader

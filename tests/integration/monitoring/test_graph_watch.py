@@ -11,9 +11,9 @@ from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefil
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core import codec
-from dynamo_local.core.messages.planner import DecisionReport, PlannerReport
-from dynamo_local.core.messages.prefill import PrefillJob, QueueLength
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.reports import DecisionReport, PlannerReport
+from dynamo_local.core.messages.work import PrefillJob, QueueLength
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.monitor.graph_watch import REPORT_TTL_S, GraphWatch
 from tests.integration.conftest import Connect

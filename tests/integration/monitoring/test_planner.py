@@ -16,7 +16,7 @@ import pytest
 
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
-from dynamo_local.core.messages.planner import PlannerReport
+from dynamo_local.core.messages.reports import PlannerReport
 from dynamo_local.core.subjects import Subjects
 from tests.chaos.frontend import ChaosFrontend
 from tests.chaos.settings import BLOCK_SIZE

@@ -11,7 +11,7 @@ import pytest
 
 from components.frontend.placing import RouterAssigner
 from dynamo_local.bus.nats import Bus
-from dynamo_local.core.messages.kv_events import KvChanges
+from dynamo_local.core.messages.kv import KvChanges
 from dynamo_local.core.messages.routing import Assignment
 from dynamo_local.core.ports import Request
 from dynamo_local.core.routing.caches.index import unpack

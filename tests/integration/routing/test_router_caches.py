@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack
 import pytest
 
 from dynamo_local.bus.nats import Bus
-from dynamo_local.core.messages.kv_events import KvChanges
+from dynamo_local.core.messages.kv import KvChanges
 from dynamo_local.core.messages.presence import LeaseRevoked
-from dynamo_local.core.messages.routes import RoutesAnswer, RoutesQuestion
+from dynamo_local.core.messages.routing import RoutesAnswer, RoutesQuestion
 from dynamo_local.core.routing.caches.index import pack
 from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect

@@ -14,8 +14,7 @@ import pytest
 
 from components.workers.warming import LOOK_AGAIN_S
 from dynamo_local.bus.nats import Bus
-from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
-from dynamo_local.core.messages.kv_events import KvChanges
+from dynamo_local.core.messages.kv import KvChanges, PinAnswer, PinQuestion
 from dynamo_local.core.messages.work import Cancel, RequestEpoch, Submit
 from dynamo_local.core.routing.caches.index import pack_hashes, unpack
 from dynamo_local.core.subjects import Subjects

@@ -10,7 +10,7 @@ from dynamo_local.bus.jetstream.owner_record import BusRecord
 from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError
-from dynamo_local.core.messages.prefill import PrefillJob, QueueLength
+from dynamo_local.core.messages.work import PrefillJob, QueueLength
 from dynamo_local.core.process.ownership import Owner
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService

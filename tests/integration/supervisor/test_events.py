@@ -18,7 +18,7 @@ from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus, publish_event
 from dynamo_local.control.events import events_of
 from dynamo_local.core.errors import NotRunningError
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.subjects import Subjects
 from tests.chaos.frontend import ChaosFrontend
 from tests.chaos.settings import BLOCK_SIZE

@@ -19,7 +19,7 @@ from dynamo_local.bus.jetstream.prefill_queue import PrefillConsumer, PrefillQue
 from dynamo_local.bus.jetstream.streams import StreamAbsentError
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import NamespaceBusyError, QueueAbsentError, SupervisorError
-from dynamo_local.core.messages.prefill import PrefillJob, QueueLength
+from dynamo_local.core.messages.work import PrefillJob, QueueLength
 from dynamo_local.core.process.ownership import Owner
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService

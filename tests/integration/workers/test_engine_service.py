@@ -15,8 +15,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.core import codec
 from dynamo_local.core.errors import AdapterError, EngineError, RequestError
 from dynamo_local.core.messages.presence import ClassUsage, Load, Presence
-from dynamo_local.core.messages.tokens import Array, Logprobs, TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.core.messages.work import Array, Logprobs, RequestEpoch, TokenDelta
 from dynamo_local.core.ports import Engine, Sampling, Step
 from dynamo_local.core.request.recovery import RecoveryDeadlines
 from dynamo_local.core.subjects import Subjects

@@ -11,7 +11,7 @@ import pytest
 
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.codec import Message
-from dynamo_local.core.messages.kv_events import KvChanges, KvStateQuestion
+from dynamo_local.core.messages.kv import KvChanges, KvStateQuestion
 from dynamo_local.core.messages.presence import EngineInfo
 from dynamo_local.core.messages.work import Submit
 from dynamo_local.core.ports import CacheChanges, Progress, Step

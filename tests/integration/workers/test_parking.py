@@ -25,10 +25,18 @@ from dynamo_local.core.errors import EngineError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.admin import ParkAnswer, ParkQuestion
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion, PinAnswer, PinQuestion
-from dynamo_local.core.messages.migration import CancelReservation, MigrationAnswer, Reserve
 from dynamo_local.core.messages.presence import Exclusive, Load, Presence
-from dynamo_local.core.messages.tokens import TokenBatch, TokenDelta
-from dynamo_local.core.messages.work import AskExclusive, Cancel, RequestEpoch, Submit
+from dynamo_local.core.messages.work import (
+    AskExclusive,
+    Cancel,
+    CancelReservation,
+    MigrationAnswer,
+    RequestEpoch,
+    Reserve,
+    Submit,
+    TokenBatch,
+    TokenDelta,
+)
 from dynamo_local.core.ports import Engine, Prefix, Step
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.mocker.engine import MockerEngine

@@ -19,8 +19,7 @@ from dynamo_local.cli.main import run
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
-from dynamo_local.core.messages.prefill import PrefillJob
-from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.core.messages.work import PrefillJob, RequestEpoch
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.resolved import ResolvedService
 from state.devices.allocation import cpu_slots

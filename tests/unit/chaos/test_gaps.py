@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.work import TokenDelta
 from tests.chaos.answers import Answer, Outcome, engines_died
 from tests.chaos.faults import Kind
 from tests.chaos.gaps import GapWatch, uncovered_s, waits_of

@@ -12,8 +12,8 @@ from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.messages.admin import RequestLine
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointStatus, EndpointView, ServedAdapter
-from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.supervisor.admin.describe import events_of, request_named
 
 DEATH = Event("death", "ended: killed by SIGKILL", "restart in 1 s", "ns_VllmWorker", 1.8e9)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from dynamo_local.cli.look import text_of_routes, usage
 from dynamo_local.core.errors import UsageError
-from dynamo_local.core.messages.routes import RouteRow, RoutesAnswer, WeighedWorker
+from dynamo_local.core.messages.routing import RouteRow, RoutesAnswer, WeighedWorker
 from dynamo_local.core.routing.explanation import described, header_value
 from dynamo_local.core.usage.records import UsageRecord
 from dynamo_local.supervisor.admin.handlers import view_of

@@ -13,7 +13,7 @@ from dynamo_local.cli.main import run
 from dynamo_local.cli.options import cutoff_of
 from dynamo_local.cli.reports import LEVELS, Repeats, Selection, chosen, level_of, line_of, time_of
 from dynamo_local.core.errors import UsageError
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.supervisor.server.reports.event_log import EventLog
 from state.paths import StatePaths
 from tests.unit.supervisor.recording import RecordingReport

@@ -20,7 +20,7 @@ from components.frontend.settings import AnswerLimits
 from dynamo_local.core.http.asgi import Receive, Scope, Send
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.http.paths import RESPONSES
-from dynamo_local.core.messages.tokens import Fault, TokenDelta
+from dynamo_local.core.messages.work import Fault, TokenDelta
 from dynamo_local.core.ports import Request
 from dynamo_local.core.request.recovery import Fidelity, Survival
 from dynamo_local.core.usage.records import Tally, UsageRecord

@@ -8,7 +8,7 @@ from components.frontend.http.gate import Administration, HttpGate
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.request_context import request_here
 from dynamo_local.core.http.asgi import Receive, Scope, Send
-from dynamo_local.core.messages.routes import RouteRow
+from dynamo_local.core.messages.routing import RouteRow
 from tests.unit.frontend.asgi_driver import LIMITS, call, scope
 
 ROUTE = RouteRow(request_id="r", frontend="f", tokens=7, age_s=0.0, worker=None)

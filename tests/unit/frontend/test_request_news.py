@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.frontend.requests.live_requests import MOST_NEW, LiveRequest, LiveRequests, RequestEvents
-from dynamo_local.core.messages.events import Event
-from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.reports import Event
+from dynamo_local.core.messages.work import TokenDelta
 from dynamo_local.core.ports import Request
 from dynamo_local.core.request.log import RequestLog
 

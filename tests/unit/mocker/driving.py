@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import Submit
+from dynamo_local.core.messages.work import Submit, TokenDelta
 from dynamo_local.core.ports import Engine, Step
 from dynamo_local.engine.mocker.engine import MockerEngine
 from dynamo_local.engine.mocker.settings import MockerSettings

@@ -6,7 +6,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.messages.tokens import Array
+from dynamo_local.core.messages.work import Array
 from dynamo_local.engine.mocker.engine import logprobs_of
 
 

@@ -12,8 +12,7 @@ from typing import Any
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.messages.kv import PinQuestion
 from dynamo_local.core.messages.presence import Load
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.core.messages.work import RequestEpoch, TokenDelta
 from dynamo_local.core.ports import PulledPrefix, Step
 from dynamo_local.engine.mocker.engine import MockerEngine
 from dynamo_local.engine.mocker.settings import MockerSettings

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dynamo_local.core.messages.planner import DecisionReport, PlannerReport, RoleReport
-from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Counts, EndedMigrations, EngineInfo, Load, MigrationCounts, Presence
+from dynamo_local.core.messages.reports import DecisionReport, PlannerReport, RoleReport
+from dynamo_local.core.messages.work import QueueLength
 from dynamo_local.monitor.metrics import Snapshot
 
 NOW = 1000.0

@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.histogram import Histogram
 from dynamo_local.core.messages.endpoints import EndpointHistory, EndpointStatus, EndpointView
-from dynamo_local.core.messages.planner import EndpointReport, PlannerReport
-from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Load, Presence
+from dynamo_local.core.messages.reports import EndpointReport, PlannerReport
+from dynamo_local.core.messages.work import QueueLength
 from dynamo_local.monitor.exposition import expose
 from dynamo_local.monitor.metrics import (
     METRICS,

@@ -9,10 +9,9 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from dynamo_local.core.messages.events import Event
-from dynamo_local.core.messages.planner import DecisionReport
-from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Counts
+from dynamo_local.core.messages.reports import DecisionReport, Event
+from dynamo_local.core.messages.work import QueueLength
 from dynamo_local.monitor.scraping import FrontendFigures, Rates, ReadFigures, totals_by_model
 from dynamo_local.monitor.screen import drawn
 from dynamo_local.monitor.top import SHOWN_EVENTS, EventRow, TopView, note_counts, recent, view_of

@@ -11,10 +11,9 @@ from rich.console import Console
 
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.messages.endpoints import Board, EndpointHistory, EndpointStatus, EndpointView
-from dynamo_local.core.messages.events import Event
-from dynamo_local.core.messages.planner import EndpointReport
-from dynamo_local.core.messages.prefill import QueueLength
 from dynamo_local.core.messages.presence import Counts, Load, Presence
+from dynamo_local.core.messages.reports import EndpointReport, Event
+from dynamo_local.core.messages.work import QueueLength
 from dynamo_local.monitor.scraping import FrontendFigures, Rates, ReadFigures
 from dynamo_local.monitor.screen import drawn
 from dynamo_local.monitor.top import TopView, note_counts, recent, view_of

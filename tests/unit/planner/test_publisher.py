@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from dynamo_local.core import codec
-from dynamo_local.core.messages.events import Event
-from dynamo_local.core.messages.planner import DecisionReport, PlannerReport
+from dynamo_local.core.messages.reports import DecisionReport, Event, PlannerReport
 from dynamo_local.core.planning.actions import Action, ActionOutcome, RemoveWorker
 from dynamo_local.core.planning.decision import Decision, Verdict
 from dynamo_local.core.planning.options import PlannerOptions

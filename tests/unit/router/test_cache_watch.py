@@ -15,7 +15,7 @@ from components.router import cache_watch
 from components.router.cache_watch import CacheWatch
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.fleet.view import FleetView
-from dynamo_local.core.messages.kv_events import KvChanges, KvStateQuestion
+from dynamo_local.core.messages.kv import KvChanges, KvStateQuestion
 from dynamo_local.core.messages.presence import EngineInfo, Presence, ProcessState
 from dynamo_local.core.routing.caches.index import pack
 from dynamo_local.core.subjects import Subjects

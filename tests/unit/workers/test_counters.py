@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from components.workers.requests.counters import Counters
 from dynamo_local.core.messages.presence import Counts
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.core.messages.work import RequestEpoch, TokenDelta
 
 EPOCH = RequestEpoch("r", 1)
 

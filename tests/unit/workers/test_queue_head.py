@@ -7,8 +7,7 @@ import pytest
 
 from components.workers.requests.admission import QueueHead
 from dynamo_local.core.messages.presence import ClassUsage, Load
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch, Submit
+from dynamo_local.core.messages.work import RequestEpoch, Submit, TokenDelta
 
 
 def submit(name: str, tokens: int, *, arrived: float = 0.0, priority: int = 0) -> Submit:

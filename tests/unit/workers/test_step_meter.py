@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from components.workers.requests.counters import StepMeter
 from dynamo_local.core.messages.presence import EngineRates, Load
-from dynamo_local.core.messages.tokens import QUEUED, SCHEDULED, FinishReason, TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.core.messages.work import QUEUED, SCHEDULED, FinishReason, RequestEpoch, TokenDelta
 from dynamo_local.core.ports import Step
 
 EPOCH = RequestEpoch("r", 1)

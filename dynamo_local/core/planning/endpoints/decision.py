@@ -10,7 +10,7 @@ from typing import Protocol
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.fleet.view import AGGREGATED_ROLE, DECODE_ROLE, PREFILL_ROLE
 from dynamo_local.core.messages.endpoints import EndpointStatus, EndpointView
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.planning.decision import Recorder
 from dynamo_local.core.planning.window import Observation, WorkerSeen
 

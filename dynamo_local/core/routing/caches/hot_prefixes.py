@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dynamo_local.core.messages.hot_prefixes import HotBlock, HotPrefixesAnswer, Origin
+from dynamo_local.core.messages.kv import HotBlock, HotPrefixesAnswer, Origin
 
 MOST_BLOCKS = 8_192
 """Bound on the blocks that are counted. With 32 tokens each they take some 4 MB."""

@@ -1,6 +1,6 @@
 """The prefix index: which worker has which leading blocks of a context cached. Pure.
 
-Workers tell what changes in their caches, in numbered messages (core/messages/kv_events.py). A worker is *in step* if
+Workers tell what changes in their caches, in numbered messages (core/messages/kv.py). A worker is *in step* if
 none of its messages is missing. If one is, what is known of it may be wrong until it has repeated its whole state.
 
 Beside what workers have told, the index knows the blocks that *come*: those of requests that were assigned to a worker
@@ -17,7 +17,7 @@ from itertools import chain, groupby, repeat
 from operator import or_
 
 from dynamo_local.core.errors import DecodeError
-from dynamo_local.core.messages.kv_events import KvChanges
+from dynamo_local.core.messages.kv import KvChanges
 
 # Keys of KV blocks: the first 8 bytes of the engine's hash of a block, as an unsigned number.
 #

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from dynamo_local.core.messages.kv_events import MOST_KEYS, KvChanges
+from dynamo_local.core.messages.kv import MOST_KEYS, KvChanges
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.core.routing.caches.index import pack, unpack
 

@@ -19,7 +19,7 @@ from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from dynamo_local.core.errors import BadRequestError
 from dynamo_local.core.http.bounds.request import RequestBounds
-from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.work import TokenDelta
 from dynamo_local.core.ports import ContextHashes, Dispatcher
 from dynamo_local.engine.vllm.kv.identity import BlockHasher
 from dynamo_local.engine.vllm.patches.frontend import (

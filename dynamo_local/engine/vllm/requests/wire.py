@@ -24,9 +24,8 @@ from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 from dynamo_local.core.errors import BadRequestError, EngineError, RequestError
 from dynamo_local.core.messages.presence import Load
-from dynamo_local.core.messages.tokens import Array, Logprobs, TokenDelta
-from dynamo_local.core.messages.tokens import FinishReason as Finish
-from dynamo_local.core.messages.work import RequestEpoch, Submit
+from dynamo_local.core.messages.work import Array, Logprobs, RequestEpoch, Submit, TokenDelta
+from dynamo_local.core.messages.work import FinishReason as Finish
 from dynamo_local.core.ports import Request, Sampling
 from dynamo_local.core.request.recovery import Fidelity, Survival
 from dynamo_local.engine.vllm.kv.pull.messages import TRANSFER, PullCounts

@@ -28,9 +28,9 @@ from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.control.operations import Call
 from dynamo_local.core.errors import BusError, BusRefusedError, DynamoError, SupervisorError
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.admin import AddressChanged, AddressTaken
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.messages.rotation import AddressChanged, AddressTaken
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.names import short_watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.circus.client import CircusClient

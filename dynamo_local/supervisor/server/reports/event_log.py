@@ -1,4 +1,4 @@
-"""The events of a server (core/messages/events.py): in a file, which it appends to and `dynamo events` reads, and the
+"""The events of a server (core/messages/reports.py): in a file, which it appends to and `dynamo events` reads, and the
 latest ones in memory, for those who follow them through the control API.
 
 It stays when the server ends, and the next server of the namespace continues it. A full file is renamed to `{name}.1`,
@@ -23,7 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from dynamo_local.core.http.json_text import as_line
-from dynamo_local.core.messages.events import PASSING_KINDS, Event
+from dynamo_local.core.messages.reports import PASSING_KINDS, Event
 from dynamo_local.supervisor.server.reports.report import Report, ReportOnce
 
 NOW = "now"

@@ -13,8 +13,8 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.fleet.view import Change, Happened
-from dynamo_local.core.messages.events import REQUEST, Event, RequestNews
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.reports import REQUEST, Event, RequestNews
 from dynamo_local.core.names import LOCAL_NODE, shown_node
 from dynamo_local.core.request.log import told_id
 from dynamo_local.core.subjects import Subjects

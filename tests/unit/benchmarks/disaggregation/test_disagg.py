@@ -7,7 +7,7 @@ import pytest
 from benchmarks.disaggregation.disagg import APART, TOGETHER, _report, best_chunk
 from benchmarks.disaggregation.mixed_load import EngineTimes, EngineView, Turn
 from benchmarks.harness.accounting import Usage
-from dynamo_local.core.messages.tokens import TokenBatch, TokenDelta
+from dynamo_local.core.messages.work import TokenBatch, TokenDelta
 from dynamo_local.load.figures import Record
 
 USED = Usage({"frontend": 1.0, "client": 0.5}, busy_s=2.0, stolen_s=0.0, at=4.0)

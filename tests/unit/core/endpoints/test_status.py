@@ -14,7 +14,7 @@ from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.endpoints.status import Standing, noted, standings, status_of, status_of_adapter
 from dynamo_local.core.errors import DeviceError
 from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointHistory, EndpointStatus, EndpointView
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 
 # What a frontend does for each revision on the board, also if it was restarted meanwhile.
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.messages.routes import RouteRow, WeighedWorker
+from dynamo_local.core.messages.routing import RouteRow, WeighedWorker
 from dynamo_local.core.routing.explanation import MOST_BYTES, described, header_value, is_asked, is_local
 
 

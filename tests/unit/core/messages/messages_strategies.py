@@ -14,9 +14,9 @@ from msgspec import inspect
 
 from dynamo_local.core import messages
 from dynamo_local.core.codec import Message
-from dynamo_local.core.messages.planner import PlannerReport
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.messages.tokens import Array, Logprobs
+from dynamo_local.core.messages.reports import PlannerReport
+from dynamo_local.core.messages.work import Array, Logprobs
 
 FEW = 3
 text = st.text(max_size=12)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError
-from dynamo_local.core.messages.tokens import Array, Logprobs, TokenBatch, TokenDelta
+from dynamo_local.core.messages.work import Array, Logprobs, TokenBatch, TokenDelta
 from tests.unit.core.messages.messages_strategies import arrays, logprobs
 
 

@@ -13,8 +13,7 @@ from dynamo_local.core import codec
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.messages.presence import LeaseRevoked
 from dynamo_local.core.messages.routing import Assignment
-from dynamo_local.core.messages.tokens import TokenBatch
-from dynamo_local.core.messages.work import Cancel, Submit, Work
+from dynamo_local.core.messages.work import Cancel, Submit, TokenBatch, Work
 from tests.unit.core.messages.messages_strategies import BY_KIND, any_message
 
 kinds = st.sampled_from(list(BY_KIND))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core import codec
-from dynamo_local.core.messages.metrics import MetricFamily, MetricSample, MetricsAnswer, MetricShare
+from dynamo_local.core.messages.reports import MetricFamily, MetricSample, MetricsAnswer, MetricShare
 from dynamo_local.core.metrics.shares import MOST_ENDED, counters, ended_together, later, together
 from dynamo_local.monitor.metrics import across_frontends
 

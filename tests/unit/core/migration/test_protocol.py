@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.messages.tokens import TokenDelta
+from dynamo_local.core.messages.work import TokenDelta
 from dynamo_local.core.migration.protocol import (
     Action,
     Await,

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.messages.tokens import Array, TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.core.messages.work import Array, RequestEpoch, TokenDelta
 from dynamo_local.core.request.log import RequestLog, Verdict
 
 POOLED = Array("float32", (2,), bytes(8))

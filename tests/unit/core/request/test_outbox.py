@@ -6,8 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.messages.tokens import TokenDelta
-from dynamo_local.core.messages.work import RequestEpoch
+from dynamo_local.core.messages.work import RequestEpoch, TokenDelta
 from dynamo_local.core.request.log import Outbox, RequestLog
 
 R = RequestEpoch("r", 1)

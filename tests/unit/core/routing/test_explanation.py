@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo_local.core.messages.routes import RouteRow, WeighedWorker
+from dynamo_local.core.messages.routing import RouteRow, WeighedWorker
 from dynamo_local.core.routing.explanation import why
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.messages.kv_events import KvChanges
+from dynamo_local.core.messages.kv import KvChanges
 from dynamo_local.core.messages.presence import EngineInfo, EngineRates, Load, Presence
 from dynamo_local.core.messages.routing import AssignRequest, Charge
 from dynamo_local.core.routing.caches.index import pack

@@ -13,8 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import TENSORS, Even
 
 from dynamo_local.core import codec
 from dynamo_local.core.messages.endpoints import EndpointStatus
-from dynamo_local.core.messages.events import Event
-from dynamo_local.core.messages.planner import EndpointReport, PlannerReport
+from dynamo_local.core.messages.reports import EndpointReport, Event, PlannerReport
 from dynamo_local.core.planning.actions import ActionOutcome
 from dynamo_local.core.planning.decision import Decision
 from dynamo_local.core.planning.endpoints.decision import (

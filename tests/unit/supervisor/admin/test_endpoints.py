@@ -16,7 +16,7 @@ from dynamo_local.control.operations import GET_ENDPOINT, Call
 from dynamo_local.core.endpoints.checks import read_spec
 from dynamo_local.core.errors import DynamoError, EndpointAbsentError, SupervisorError, UsageError
 from dynamo_local.core.messages.endpoints import EndpointState, EndpointStatus, EndpointView, progress_of, shown
-from dynamo_local.core.messages.events import STATE, Event
+from dynamo_local.core.messages.reports import STATE, Event
 from dynamo_local.supervisor.admin.endpoints import EndpointClient, is_done
 from dynamo_local.supervisor.control.api import ControlApi
 from dynamo_local.supervisor.control.reports import EventAnswers

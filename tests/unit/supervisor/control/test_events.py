@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dynamo_local.control.events import events_of
 from dynamo_local.core.errors import NotRunningError, UsageError
-from dynamo_local.core.messages.events import PASSING_KINDS, Event
+from dynamo_local.core.messages.reports import PASSING_KINDS, Event
 from dynamo_local.supervisor.control.api import ControlApi
 from dynamo_local.supervisor.control.http import application
 from dynamo_local.supervisor.control.reports import EventAnswers

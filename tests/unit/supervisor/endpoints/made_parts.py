@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from dynamo_local.core.endpoints.turns import Limits
 from dynamo_local.core.fleet.view import FleetView
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.names import Revision
 from dynamo_local.supervisor.endpoints.awake import KeptUsage
 from dynamo_local.supervisor.endpoints.parts import EndpointParts

@@ -11,7 +11,7 @@ import pytest
 from dynamo_local.core.endpoints.checks import read_spec
 from dynamo_local.core.errors import StateError
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointStatus, EndpointView
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.endpoints.board import BoardWriter
 from state.endpoints.board import decode_board

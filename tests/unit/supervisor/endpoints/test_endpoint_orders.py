@@ -21,7 +21,7 @@ from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import StateError
 from dynamo_local.core.http.paths import route_of
 from dynamo_local.core.messages.endpoints import AdapterOrdered, EndpointStatus, EndpointView, shown, view_of
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.supervisor.control.api import ControlApi
 from dynamo_local.supervisor.control.http import application
 from dynamo_local.supervisor.endpoints.adapters import AdapterFolders

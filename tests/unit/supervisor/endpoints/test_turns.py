@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dynamo_local.core.endpoints.turns import Turns, Yield
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.shares import on_node
 from dynamo_local.supervisor.endpoints.turns import Swaps, TurnKeeper
 from tests.unit.state.builders import empty_state

@@ -17,7 +17,7 @@ from dynamo_local.control.operations import CREATE_KEY, GET_KEY, LIST_KEYS, REVO
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.keys.registry import KeyRegistry
 from dynamo_local.core.keys.values import digest_of
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.supervisor.endpoints.kept_registry import KeptDocument
 from dynamo_local.supervisor.keys.orders import KeyOrders, new_secret
 from dynamo_local.supervisor.keys.start import do_without_server

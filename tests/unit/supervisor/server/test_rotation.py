@@ -9,7 +9,7 @@ import pytest
 
 from dynamo_local.control.operations import Call
 from dynamo_local.core.errors import SupervisorError
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.supervisor.server.nats.rotation import Rotated, TokenOrders, TokenRotation
 from dynamo_local.tasks import TaskGuard
 from tests.unit.supervisor.recording import RecordingReport

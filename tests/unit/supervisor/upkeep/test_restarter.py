@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.core.errors import StateError, SupervisorError
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.process.restarts import RestartLimits
 from dynamo_local.supervisor.circus.client import ProcessBegan, ProcessEnded
 from dynamo_local.supervisor.upkeep.restarter import RegisteredProcess, Restarter

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core import codec
-from dynamo_local.core.messages.hot_prefixes import HotBlock, HotPrefixesAnswer, Origin
+from dynamo_local.core.messages.kv import HotBlock, HotPrefixesAnswer, Origin
 from dynamo_local.core.routing.caches.hot_prefixes import MOST_DEPTH, HotPrefixes
 
 HALF_LIFE_S = 10.0

@@ -10,7 +10,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo_local.core.messages.kv_events import KvChanges
+from dynamo_local.core.messages.kv import KvChanges
 from dynamo_local.core.routing.caches.index import AssumedCaches, ComingPrefixes, PrefixIndex, pack
 
 WORKERS = "abc"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dynamo_local.core import codec
-from dynamo_local.core.messages.kv_events import KvChanges
+from dynamo_local.core.messages.kv import KvChanges
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.core.routing.caches.index import pack, unpack
 from dynamo_local.core.routing.caches.mirror import CacheMirror

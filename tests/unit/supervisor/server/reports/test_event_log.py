@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from dynamo_local.core.messages.events import Event
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.supervisor.server.reports.event_log import MAX_PENDING, EventLog, EventReader
 from tests.unit.supervisor.recording import RecordingReport
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from dynamo_local.core.errors import SupervisorError
 from dynamo_local.core.fleet.view import Change, Happened
-from dynamo_local.core.messages.events import Event
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.messages.reports import Event
 from dynamo_local.supervisor.server.reports.event_log import EventReader
 from dynamo_local.supervisor.server.reports.event_sources import DeviceEvents, PresenceEvents, ServerEvents
 from state.paths import StatePaths
