@@ -30,8 +30,7 @@ from dynamo_local.bus.jetstream.prefill_queue import (
     TakenJob,
     create_prefill_queue,
 )
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import RawMessage
+from dynamo_local.bus.nats import Bus, RawMessage
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.work import PrefillJob

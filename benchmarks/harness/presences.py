@@ -10,8 +10,7 @@ from typing import Self
 
 from benchmarks.harness.servers import NAMESPACE, READY_WITHIN_S, Server, ServerError
 from dynamo_local.bus.address import BusAddress
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Subscription
+from dynamo_local.bus.nats import Bus, Subscription
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.work import TokenBatch
 from dynamo_local.core.subjects import Subjects

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 
 from components.frontend.migration.scheduler import MigrationScheduler
 from components.frontend.requests.live_requests import LiveRequest
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Answer
+from dynamo_local.bus.nats import Answer, Bus
 from dynamo_local.core.messages.admin import (
     AdminRequest,
     HeldRow,

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from components.frontend.http.outgoing import answer
 from components.frontend.request_context import request_here
-from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.nats import Answer, Bus
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet.view import FRONTEND_ROLE
 from dynamo_local.core.http.asgi import App, Receive, Scope, Send

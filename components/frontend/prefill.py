@@ -35,9 +35,8 @@ from components.frontend.placing import Placer
 from components.frontend.requests.live_requests import Held, Job, LiveRequest, LiveRequests
 from components.frontend.worker_link import WorkerLink
 from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue
-from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.nats import Answer, Bus
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion

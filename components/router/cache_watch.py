@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Subscription
+from dynamo_local.bus.nats import Bus, Subscription
 from dynamo_local.core.beats import QUIET_BEAT_S, until_beat
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet.view import Change, FleetView, Happened

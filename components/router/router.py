@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from components.router.model_routing import Assignments, ModelRouting
 from components.workers import VllmWorker
-from dynamo_local.bus.subscriptions import Answer
+from dynamo_local.bus.nats import Answer
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.fleet.view import ROUTER_ROLE
 from dynamo_local.core.messages.routing import (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from dynamo_local.bus.subscriptions import Answer
+from dynamo_local.bus.nats import Answer
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.messages.kv import (
     CachedAnswer,

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from components.workers.warming import MAX_COMPUTED_BLOCKS, ONE_TOKEN, WarmOutcome, WarmRequests
-from dynamo_local.bus.subscriptions import Answer
+from dynamo_local.bus.nats import Answer
 from dynamo_local.core.fleet.freeness import Usage, freeness, instance_of
 from dynamo_local.core.messages.work import (
     CancelReservation,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from components.workers.parking import Parking, WhyNot
 from components.workers.prefill_service import PrefillService
-from dynamo_local.bus.subscriptions import Answer
+from dynamo_local.bus.nats import Answer
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.fleet.view import DECODE_ROLE, PREFILL_ROLE
 from dynamo_local.core.messages.admin import ParkAnswer, ParkQuestion, RoleAnswer, RoleQuestion

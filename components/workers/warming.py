@@ -24,8 +24,8 @@ import msgspec
 
 from components.workers.kv_puller import KvPuller
 from components.workers.requests.counters import EpochEvents
+from dynamo_local.bus.nats import Answer
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.errors import BusError, DecodeError, EngineError, RequestError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, FleetView
 from dynamo_local.core.messages.kv import (

@@ -11,8 +11,9 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
 from typing import TypeVar
@@ -22,129 +23,23 @@ from dynamo_local.bus import without_websockets  # noqa: F401
 # isort: split
 import nats
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg as NatsMsg
+from nats.aio.subscription import Subscription as NatsSubscription
 from nats.js import JetStreamContext
-from nats.protocol.command import unsub_cmd
+from nats.js.api import Header
 from nats.protocol.parser import AUTHORIZATION_VIOLATION as _REFUSED
 
 from dynamo_local.bus.address import BusAddress
-from dynamo_local.bus.subscriptions import Answer, Handler, RawMessage, Subscription, reader
+from dynamo_local.bus.renewal import Asks, Exchange, KnownAddress
 from dynamo_local.bus.tls import TlsClient, context_of, is_final, local_host, mismatch
 from dynamo_local.core import codec
 from dynamo_local.core.codec import Message
-from dynamo_local.core.errors import BusError, BusRefusedError, NobodyListensError
+from dynamo_local.core.errors import BusError, BusRefusedError, DecodeError, NobodyListensError
 from dynamo_local.core.messages.admin import AddressChanged, AddressTaken
 from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.subjects import Subjects
 
 _log = logging.getLogger(__name__)
-
-
-# The requests of one connection that wait for their answers, so that the connection can be exchanged between them.
-
-_AGAIN_S = 0.05
-
-
-class Asks:
-    """Requests under way. None begins while they are paused."""
-
-    def __init__(self) -> None:
-        self._under_way = 0
-        self._may_begin = asyncio.Event()
-        self._may_begin.set()
-        self._none = asyncio.Event()
-        self._none.set()
-        self._others_return_by = 0.0
-
-    async def run(self, ask: Callable[[float], Awaitable[bytes]], timeout_s: float) -> bytes:
-        """Ask with the time that is left, in seconds, as soon as that may begin. While others may be away (`excuse`),
-        ask again where nobody listens. Raises BusError as `ask`."""
-        ends = time.monotonic() + timeout_s
-        while True:
-            await self._allowed(ends - time.monotonic())
-            try:
-                return await self._counted(ask(ends - time.monotonic()))
-            except NobodyListensError:
-                if time.monotonic() + _AGAIN_S > min(self._others_return_by, ends):
-                    raise
-            await asyncio.sleep(_AGAIN_S)
-
-    def excuse(self, seconds: float) -> None:
-        """For so long, others may be away for a moment each: nobody who listens does not mean that there is nobody."""
-        self._others_return_by = time.monotonic() + seconds
-
-    @asynccontextmanager
-    async def paused(self, patience_s: float, delay_s: float) -> AsyncIterator[None]:
-        """Have no request begin as long as the context lasts. Those under way may end before: they are waited for
-        `patience_s` while others begin, then `delay_s` while none does. What takes longer still goes on."""
-        await self._ended(patience_s)
-        self._may_begin.clear()
-        try:
-            await self._ended(delay_s)
-            yield
-        finally:
-            self._may_begin.set()
-
-    async def _allowed(self, within_s: float) -> None:
-        if self._may_begin.is_set():
-            return
-        try:
-            async with asyncio.timeout(within_s):
-                await self._may_begin.wait()
-        except TimeoutError as error:
-            raise BusError("the connection to NATS is being exchanged") from error
-
-    async def _counted(self, answer: Awaitable[bytes]) -> bytes:
-        self._under_way += 1
-        self._none.clear()
-        try:
-            return await answer
-        finally:
-            self._under_way -= 1
-            if not self._under_way:
-                self._none.set()
-
-    async def _ended(self, within_s: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await self._none.wait()
-
-
-# The address of the bus as a process knows it, and the file that holds a new one once the token was replaced.
-
-_READ_WITHIN_S = 1.0
-
-
-class KnownAddress:
-    """An address that is read anew from `path`, if there is one, when it is asked for."""
-
-    def __init__(self, address: BusAddress, path: Path | None = None) -> None:
-        self.current = address
-        self._path = path
-        self._reading: asyncio.Task[BusAddress] | None = None
-
-    async def read_again(self) -> bool:
-        """Read the file, and return whether the address has changed. One that cannot be read within a second has not:
-        it is read on, and found the next time."""
-        if self._path is None:
-            return False
-        if self._reading is None:
-            self._reading = asyncio.create_task(asyncio.to_thread(BusAddress.load, self._path), name="address of NATS")
-        reading = self._reading
-        await asyncio.wait({reading}, timeout=_READ_WITHIN_S)
-        if not reading.done():
-            return False
-        self._reading = None
-        before = self.current
-        with suppress(BusError):
-            self.current = reading.result()
-        return self.current != before
-
-
-# The bus.
-
-# isort: split
 
 
 _M = TypeVar("_M", bound=Message)
@@ -155,6 +50,86 @@ _PING_INTERVAL_S = 5
 _CONNECTION_ERRORS = (OSError, nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError)
 _PENDING_BYTES = 32 * 1024 * 1024
 """Size of the buffer for publications while the connection is down."""
+_DRAIN_S = 0.5
+
+
+@dataclass(frozen=True)
+class RawMessage:
+    """A message as bytes. `reply` is the subject to answer on, empty if no answer is wanted.
+
+    `status` is not empty when the server speaks instead of a publisher, such as "503": a request has no subscriber.
+    """
+
+    subject: str
+    reply: str
+    data: bytes
+    status: str = ""
+
+    @classmethod
+    def of(cls, message: NatsMsg) -> RawMessage:
+        status = "" if message.headers is None else message.headers.get(Header.STATUS, "")
+        return cls(message.subject, message.reply, message.data, status)
+
+
+Handler = Callable[[RawMessage], Awaitable[None]]
+
+
+class Answer:
+    """Answers one request. May be kept for later, used more than once (a stream), or not at all."""
+
+    __slots__ = ("_bus", "_message")
+
+    def __init__(self, bus: Bus, message: NatsMsg) -> None:
+        self._bus = bus
+        self._message = message
+
+    async def send(self, message: Message) -> None:
+        """Publish an answer. A failure is logged, not raised: whoever asked has a deadline of its own."""
+        if not self._message.reply:
+            return
+        try:
+            await self._bus.send(self._message.reply, message)
+        except BusError as error:
+            _log.warning("a request on %s is not answered: %s", self._message.subject, error)
+
+
+class Subscription:
+    """A live subscription. Messages are handled one after another, in order."""
+
+    def __init__(self, inner: NatsSubscription) -> None:
+        self._inner = inner
+
+    async def unsubscribe(self) -> None:
+        """Take no more messages. Harmless on a closed bus."""
+        try:
+            await self._inner.unsubscribe()
+        except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError):
+            return
+
+    async def drain(self) -> None:
+        """Take no more messages, and return when those on their way have been handled. Harmless on a closed bus."""
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                await self._inner.drain()  # type: ignore[no-untyped-call]
+        except (nats.errors.Error, TimeoutError) as error:
+            _log.debug("messages on %s may be lost: %s", self._inner.subject, error)
+            await self.unsubscribe()
+
+
+def _reader(kind: type[_M] | UnionType) -> Callable[[NatsMsg], _M | None]:
+    """A function that returns the content of a message; None, and a warning in the log, if the message is of another
+    kind or version."""
+    decode = codec.decoder(kind)
+
+    def read(message: NatsMsg) -> _M | None:
+        try:
+            content: _M = decode(message.data)
+        except DecodeError as error:
+            _log.warning("a message on %s is ignored: %s", message.subject, error)
+            return None
+        return content
+
+    return read
 
 
 @contextmanager
@@ -311,7 +286,7 @@ class Bus:
     ) -> Subscription:
         """Have `handler` called for each message of this kind, a message class or a union of tagged ones. What cannot
         be decoded is logged and dropped. Otherwise as `subscribe`."""
-        read = reader(kind)
+        read = _reader(kind)
 
         async def receive(message: NatsMsg) -> None:
             if (content := read(message)) is not None:
@@ -324,7 +299,7 @@ class Bus:
     ) -> Subscription:
         """As `listen`, on all subjects that match: `handler` is told what stands for the first `*` of the pattern, such
         as an endpoint's revision."""
-        read, place = reader(kind), pattern.split(".").index("*")
+        read, place = _reader(kind), pattern.split(".").index("*")
 
         async def receive(message: NatsMsg) -> None:
             if (content := read(message)) is not None:
@@ -345,11 +320,11 @@ class Bus:
         A request that takes long is answered from a task of its own, or those behind it wait. Subscribers with the same
         `queue` share the requests.
         """
-        read = reader(kind)
+        read = _reader(kind)
 
         async def receive(message: NatsMsg) -> None:
             if (content := read(message)) is not None:
-                await handler(content, Answer(self.send, message))
+                await handler(content, Answer(self, message))
 
         return await self._subscribe(subject, receive, queue)
 
@@ -362,11 +337,11 @@ class Bus:
         queue: str = "",
     ) -> Subscription:
         """`serve` on all subjects that match, as `listen_each`."""
-        read, place = reader(kind), pattern.split(".").index("*")
+        read, place = _reader(kind), pattern.split(".").index("*")
 
         async def receive(message: NatsMsg) -> None:
             if (content := read(message)) is not None:
-                await handler(message.subject.split(".")[place], content, Answer(self.send, message))
+                await handler(message.subject.split(".")[place], content, Answer(self, message))
 
         return await self._subscribe(pattern, receive, queue)
 
@@ -497,87 +472,6 @@ class Bus:
     async def _on_closed(self) -> None:
         if not self._closing:
             self._ended.set()
-
-
-# Exchanges a process's connection to NATS for one by another token, without losing a request of this process.
-
-_PATIENCE_S = 1.0
-"""Longest wait for requests under way to get their answers, while others begin."""
-_DELAY_S = 0.25
-"""Longest delay of requests that begin, for those under way to get their answers."""
-_FLUSH_S = 2
-_RECONNECT_S = 5.0
-OTHERS_EXCHANGE_S = 10.0
-"""For so long after the address has changed, other processes may be disconnected for a moment."""
-
-
-class Exchange:
-    """What the client presents to the server, now and whenever it connects again.
-
-    Its callbacks `user` and `token` are called by the client as it connects; `reconnected` is to be set then.
-    """
-
-    def __init__(self, client: Client, known: KnownAddress, asks: Asks) -> None:
-        self._client = client
-        self._known = known
-        self._asks = asks
-        self._presented = known.current
-        self._lock = asyncio.Lock()
-        self.reconnected = asyncio.Event()
-        self.is_under_way = False
-
-    def user(self) -> str:
-        return self._known.current.user or ""
-
-    def token(self) -> str:
-        self._presented = self._known.current
-        return self._presented.token or ""
-
-    async def renew(self) -> str | None:
-        """Read the address anew, and connect by it if it has changed. Returns the user of this connection.
-
-        While the server is away the client tries to connect, by the new address, and this returns after a while.
-        """
-        self._asks.excuse(OTHERS_EXCHANGE_S)
-        async with self._lock:
-            await self._known.read_again()
-            if self._presented != self._known.current:
-                await self._exchange()
-            return self._presented.user
-
-    async def _exchange(self) -> None:
-        self.is_under_way = True
-        try:
-            async with self._asks.paused(_PATIENCE_S, _DELAY_S):
-                if self._presented != self._known.current:
-                    await self._reconnect()
-        except TimeoutError:
-            _log.warning("NATS does not answer by its new token yet; this process goes on trying")
-        finally:
-            self.is_under_way = False
-
-    async def _reconnect(self) -> None:
-        self.reconnected.clear()
-        if self._client.is_connected:
-            with suppress(nats.errors.Error, OSError):
-                await self._stop_hearing()
-            await self._client.force_reconnect()
-        async with asyncio.timeout(_RECONNECT_S):
-            await self.reconnected.wait()
-
-    async def _stop_hearing(self) -> None:
-        """Have the server send nothing more, and read what it has sent. Then a request of another process, which would
-        be lost with the connection, finds nobody who listens, and is sent again. The client subscribes anew by itself
-        when it has connected."""
-        transport = self._client._transport
-        if transport is None:
-            return
-        for subscription in tuple(self._client._subs):
-            # Not by the client's buffer: if the connection is lost now, what is left there is sent by the next one.
-            transport.write(unsub_cmd(subscription, 0))
-        # Twice, as Bus.flush does.
-        await self._client.flush(_FLUSH_S)
-        await self._client.flush(_FLUSH_S)
 
 
 # A part of a process's connection to NATS, whose subscriptions end together.

@@ -17,8 +17,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import RawMessage, Subscription
+from dynamo_local.bus.nats import Bus, RawMessage, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.beats import BEAT_S, QUIET_AFTER_S, QUIET_BEAT_S, until_beat
 from dynamo_local.core.errors import BusError, ConfigError, DecodeError

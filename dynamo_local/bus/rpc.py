@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Answer, RawMessage, Subscription
+from dynamo_local.bus.nats import Answer, Bus, RawMessage, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.beats import until_beat
 from dynamo_local.core.codec import Message
@@ -32,11 +31,11 @@ _log = logging.getLogger(__name__)
 # Messages of endpoint calls, between caller and server.
 #
 #     caller -> Subjects.call(service, endpoint)     Begin                     one instance gets it
-#     server -> the caller's inbox.{call id}         Taken | Refused           then, after Taken:
-#                                                    Reply* (Done | Failed)    with Alive in between
+#     server -> the caller's inbox.{call id}         Taken | NotTaken          then, after Taken:
+#                                                    Reply* End                with Alive in between
 #     caller -> Subjects.call_control(call id)       Credit | Hangup
 #
-# Frames of a call are numbered: `seq` counts from 0, over Reply, Done and Failed. Alive carries the number of the next
+# Frames of a call are numbered: `seq` counts from 0, over Reply and End. Alive carries the number of the next
 # frame, so that a loss shows even when no frame follows. Both sides send something every beat; a side that hears
 # nothing for `SILENT_BEATS` of its own beats takes the other for dead. A server sends at most `WINDOW` replies beyond
 # the last credit, which bounds what a slow reader makes its process keep.
@@ -63,7 +62,7 @@ class Taken(Message, frozen=True, tag="taken"):
     """An instance serves the call and listens to its control subject."""
 
 
-class Refused(Message, frozen=True, tag="refused"):
+class NotTaken(Message, frozen=True, tag="not_taken"):
     """The call was not begun; it may be tried again."""
 
     reason: str
@@ -76,17 +75,11 @@ class Reply(Message, frozen=True, tag="reply"):
     data: bytes
 
 
-class Done(Message, frozen=True, tag="done"):
-    """The call has ended: no more replies follow."""
+class End(Message, frozen=True, tag="end"):
+    """The call has ended: no more replies follow. `error`: what the endpoint raised, in one line; None: nothing."""
 
     seq: int
-
-
-class Failed(Message, frozen=True, tag="failed"):
-    """The endpoint raised. `error` is one line."""
-
-    seq: int
-    error: str
+    error: str | None = None
 
 
 class Alive(Message, frozen=True, tag="alive"):
@@ -105,7 +98,7 @@ class Hangup(Message, frozen=True, tag="hangup"):
     """The caller wants no more replies."""
 
 
-Frame = Taken | Refused | Reply | Done | Failed | Alive
+Frame = Taken | NotTaken | Reply | End | Alive
 Control = Credit | Hangup
 
 
@@ -216,7 +209,7 @@ class CallServer:
 
         async def on_begin(begin: Begin, caller: Answer) -> None:
             if self._stopping or len(self._calls) >= self._max_calls:
-                await caller.send(Refused("it is stopping" if self._stopping else "it is at its limit of calls"))
+                await caller.send(NotTaken("it is stopping" if self._stopping else "it is at its limit of calls"))
                 return
             call = _ServedCall(name, caller)
             self._calls[begin.call_id] = call
@@ -244,7 +237,7 @@ class CallServer:
         except asyncio.CancelledError:
             if call.hung_up:
                 return
-            await call.caller.send(Failed(call.sent, "its process is stopping"))
+            await call.caller.send(End(call.sent, "its process is stopping"))
             raise
         except BusError as error:
             _log.warning("a call of %s cannot be served: %s", call.name, error)
@@ -257,7 +250,7 @@ class CallServer:
         if not self._calls:
             self._idle.set()
 
-    async def _answer(self, call: _ServedCall, start: Callable[[], Any], streams: bool) -> Done | Failed:
+    async def _answer(self, call: _ServedCall, start: Callable[[], Any], streams: bool) -> End:
         try:
             if streams:
                 async with aclosing(start()) as replies:
@@ -265,12 +258,12 @@ class CallServer:
             else:
                 await self._reply(call, await start())
         except DynamoError as error:
-            return Failed(call.sent, _one_line(str(error)))
+            return End(call.sent, _one_line(str(error)))
         except Exception as error:  # noqa: BLE001
             # The boundary of an endpoint: an error ends this call alone.
             _log.error("%s failed", call.name, exc_info=error)
-            return Failed(call.sent, _one_line(f"{type(error).__name__}: {error}"))
-        return Done(call.sent)
+            return End(call.sent, _one_line(f"{type(error).__name__}: {error}"))
+        return End(call.sent)
 
     async def _stream(self, call: _ServedCall, replies: AsyncIterator[Any]) -> None:
         async for reply in replies:
@@ -356,14 +349,12 @@ class CallClient:
 
     async def call(self, service: str, endpoint: str, request: bytes) -> AsyncGenerator[bytes, None]:
         """Call an endpoint. `request` and the replies are msgpack. Raises RpcError."""
-        call_id = uuid.uuid4().hex
-        call = self._open[call_id] = _OpenCall(f"{service}.{endpoint}")
-        begin = codec.encode(Begin(call_id, request))
-        if len(begin) > self._bus.max_payload - _OVERHEAD_BYTES:
-            del self._open[call_id]
-            raise RpcError(f"the request to {call.name} has {len(begin)} bytes, too many for a message")
+        name, call_id = f"{service}.{endpoint}", uuid.uuid4().hex
+        if len(request) > self._bus.max_payload - _OVERHEAD_BYTES:
+            raise RpcError(f"the request to {name} has {len(request)} bytes, too many for a message")
+        call = self._open[call_id] = _OpenCall(name)
         try:
-            await self._begin(call, call_id, self._subjects.call(service, endpoint), begin)
+            await self._begin(call, self._subjects.call(service, endpoint), Begin(call_id, request))
             while (data := await call.reply()) is not None:
                 if call.read % (WINDOW // 2) == 0:
                     await self._control(call_id, Credit(call.read))
@@ -373,10 +364,10 @@ class CallClient:
             if not call.ended:
                 await self._control(call_id, Hangup())
 
-    async def _begin(self, call: _OpenCall, call_id: str, subject: str, begin: bytes) -> None:
+    async def _begin(self, call: _OpenCall, subject: str, begin: Begin) -> None:
         for _ in range(FIND_ATTEMPTS):
             try:
-                await self._bus.publish(subject, begin, reply=f"{self._inbox}.{call_id}")
+                await self._bus.send(subject, begin, reply=f"{self._inbox}.{begin.call_id}")
             except BusError as error:
                 call.ended = True
                 raise RpcError(f"{call.name} cannot be called: {error}") from error
@@ -395,6 +386,7 @@ class CallClient:
             _log.warning("a control message of call %s could not be sent: %s", call_id, error)
 
     async def _on_frame(self, message: RawMessage) -> None:
+        # Not by `listen`: what cannot be decoded ends its call, as does NATS's notice that nobody listens.
         call_id = message.subject.rpartition(".")[2]
         call = self._open.get(call_id)
         if call is None:
@@ -404,7 +396,7 @@ class CallClient:
             return
         if not message.data:
             # NATS itself answers with an empty message when nobody subscribes.
-            call.take(Refused("no instance of the service is ready"))
+            call.take(NotTaken("no instance of the service is ready"))
             return
         try:
             call.take(codec.decode(message.data, Frame))
@@ -421,7 +413,7 @@ class _OpenCall:
         self.taken = False
         self.ended = False
         """Whether the server has ended its part of the call."""
-        self._frames: deque[Taken | Refused | Reply | Done | Failed] = deque()
+        self._frames: deque[Taken | NotTaken | Reply | End] = deque()
         self._failure: RpcError | None = None
         self._changed = asyncio.Event()
         self._next_seq = 0
@@ -433,7 +425,7 @@ class _OpenCall:
             # Frames behind a lost one must not be read as if nothing were missing.
             return
         self._silent_beats = 0
-        if isinstance(frame, Reply | Done | Failed | Alive):
+        if isinstance(frame, Reply | End | Alive):
             if frame.seq != self._next_seq:
                 self.fail(RpcError(f"replies of {self.name} were lost on the way"))
                 return
@@ -461,7 +453,7 @@ class _OpenCall:
     async def answer(self) -> str | None:
         """Wait until the call is taken (None) or refused (why)."""
         frame = await self._next()
-        if isinstance(frame, Refused):
+        if isinstance(frame, NotTaken):
             return frame.reason
         if not isinstance(frame, Taken):
             raise RpcError(f"{self.name} sent an answer that cannot be understood")
@@ -475,13 +467,13 @@ class _OpenCall:
             self.read += 1
             return frame.data
         self.ended = True
-        if isinstance(frame, Failed):
+        if not isinstance(frame, End):
+            raise RpcError(f"{self.name} sent an answer that cannot be understood")
+        if frame.error is not None:
             raise RpcError(f"{self.name} failed: {frame.error}")
-        if isinstance(frame, Done):
-            return None
-        raise RpcError(f"{self.name} sent an answer that cannot be understood")
+        return None
 
-    async def _next(self) -> Taken | Refused | Reply | Done | Failed:
+    async def _next(self) -> Taken | NotTaken | Reply | End:
         while not self._frames:
             if self._failure is not None:
                 raise self._failure

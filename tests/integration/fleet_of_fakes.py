@@ -12,9 +12,8 @@ import msgspec
 from components.frontend.dispatcher import BusDispatcher
 from components.frontend.placing import Assigner, LocalAssigner
 from components.frontend.prefill import PrefillJobs
-from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.nats import Answer, Bus
 from dynamo_local.bus.presence import TICK_S, FleetWatch
-from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.core.fleet.view import Change
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion
 from dynamo_local.core.messages.presence import Exclusive, LeaseRevoked, Presence, ProcessState

@@ -12,8 +12,7 @@ from components.frontend.endpoints.model import MakeApplication, ServedModel
 from components.frontend.endpoints.revision import FrontendIdentity, ServedRevision, told
 from components.frontend.http.models import ModelEntry, ModelTable
 from components.frontend.http.waking import Waking, WakingServer, WorkersHere
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import RawMessage
+from dynamo_local.bus.nats import Bus, RawMessage
 from dynamo_local.core.endpoints.status import Standing, is_coming, standings
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.http.bounds.admission import AdmissionLimits

@@ -11,8 +11,7 @@ import logging
 from collections.abc import Mapping
 
 from dynamo_local.bus.jetstream.streams import JetStream, StreamAbsentError
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import RawMessage
+from dynamo_local.bus.nats import Bus, RawMessage
 from dynamo_local.core.errors import BusDownError, BusError, UsageError
 from dynamo_local.core.live_settings import SETTINGS, LiveSettings, setting
 from dynamo_local.core.subjects import Subjects

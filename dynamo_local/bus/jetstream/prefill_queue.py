@@ -35,8 +35,7 @@ from dynamo_local.bus.jetstream.streams import (
     StreamFullError,
     delivery_count,
 )
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import RawMessage, Subscription
+from dynamo_local.bus.nats import Bus, RawMessage, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusDownError, BusError, DecodeError, QueueAbsentError, QueueFullError
 from dynamo_local.core.messages.work import PrefillJob, QueueLength

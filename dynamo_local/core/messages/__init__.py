@@ -1,4 +1,5 @@
-"""The messages between processes, a module for each kind of hop. Frozen, versioned, msgpack (codec.py).
+"""The messages between processes, a module for each kind of hop. Frozen; msgpack, in one envelope with the version
+(core/codec.py).
 
     sender             -> receiver       message           meaning
     every process      -> all            Presence          identity, state and load of the process

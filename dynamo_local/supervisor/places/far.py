@@ -9,8 +9,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Answer, Subscription
+from dynamo_local.bus.nats import Answer, Bus, Subscription
 from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import (
     BusError,

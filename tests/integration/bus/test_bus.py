@@ -14,8 +14,7 @@ from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
 from dynamo_local.bus.address import BusAddress
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Answer, RawMessage
+from dynamo_local.bus.nats import Answer, Bus, RawMessage
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion

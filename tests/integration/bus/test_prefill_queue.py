@@ -15,8 +15,7 @@ from dynamo_local.bus.jetstream.prefill_queue import (
     PrefillQueue,
     create_prefill_queue,
 )
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Handler, Subscription
+from dynamo_local.bus.nats import Bus, Handler, Subscription
 from dynamo_local.core.messages.work import QueueLength
 from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect

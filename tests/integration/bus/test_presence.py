@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.nats import Bus, RawMessage
 from dynamo_local.bus.presence import TICK_S, Announcer, FleetWatch
-from dynamo_local.bus.subscriptions import RawMessage
 from dynamo_local.core import codec
 from dynamo_local.core.beats import BEAT_S, QUIET_BEAT_S
 from dynamo_local.core.fleet.view import TTL_S, Change, Happened

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_local.bus.address import BusAddress
-from dynamo_local.bus.nats import Bus, BusPart, follow_address
-from dynamo_local.bus.subscriptions import RawMessage
+from dynamo_local.bus.nats import Bus, BusPart, RawMessage, follow_address
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, BusRefusedError
 from dynamo_local.core.messages.admin import AddressChanged, AddressTaken

@@ -13,22 +13,21 @@ import msgspec
 import pytest
 
 from dynamo_local.bus.address import BusAddress
-from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.nats import Bus, RawMessage
 from dynamo_local.bus.rpc import (
     WINDOW,
     Alive,
     Begin,
     CallClient,
     CallServer,
-    Done,
+    End,
     Frame,
     Hangup,
-    Refused,
+    NotTaken,
     RemoteService,
     Reply,
     Taken,
 )
-from dynamo_local.bus.subscriptions import RawMessage
 from dynamo_local.core import codec
 from dynamo_local.core.errors import ConfigError, RpcError
 from dynamo_local.core.subjects import Subjects
@@ -387,13 +386,13 @@ ONE = msgspec.msgpack.encode(1)
     ("frames", "message"),
     [
         ((Taken(), Reply(1, ONE)), "replies of Echo.say-any were lost on the way"),
-        ((Taken(), Reply(0, ONE), Done(2)), "replies of Echo.say-any were lost on the way"),
+        ((Taken(), Reply(0, ONE), End(2)), "replies of Echo.say-any were lost on the way"),
         ((Taken(), Alive(1)), "replies of Echo.say-any were lost on the way"),
         ((Taken(), Reply(0, ONE), Reply(0, ONE)), "replies of Echo.say-any were lost on the way"),
         ((Taken(), b"garbage"), "Echo.say-any sent an answer that cannot be understood"),
-        ((Taken(), Refused("late")), "Echo.say-any sent an answer that cannot be understood"),
+        ((Taken(), NotTaken("late")), "Echo.say-any sent an answer that cannot be understood"),
         ((Reply(0, ONE),), "Echo.say-any sent an answer that cannot be understood"),
-        ((Taken(), Done(0)), "Echo.say-any answered with nothing where one reply was awaited"),
+        ((Taken(), End(0)), "Echo.say-any answered with nothing where one reply was awaited"),
         ((Taken(),), "Echo.say-any fell silent; its process was probably killed"),
         ((), "Echo.say-any fell silent"),
     ],

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from components.workers.kv_puller import KvPuller
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Answer
+from dynamo_local.bus.nats import Answer, Bus
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.kv import ConfirmAnswer, ConfirmQuestion, PinAnswer, PinQuestion
 from dynamo_local.core.messages.work import RequestEpoch, Submit

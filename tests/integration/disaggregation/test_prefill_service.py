@@ -16,8 +16,7 @@ from dynamo_local.bus.jetstream.prefill_queue import (
     TakenJob,
     create_prefill_queue,
 )
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Answer, RawMessage
+from dynamo_local.bus.nats import Answer, Bus, RawMessage
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.work import (

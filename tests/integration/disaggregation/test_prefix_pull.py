@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from components.workers.kv_puller import KvPuller
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import RawMessage
+from dynamo_local.bus.nats import Bus, RawMessage
 from dynamo_local.core import codec
 from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import BusError, EngineError, RequestError

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import RawMessage, Subscription
+from dynamo_local.bus.nats import Bus, RawMessage, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Released
 from dynamo_local.core.messages.work import RequestEpoch, TokenDelta

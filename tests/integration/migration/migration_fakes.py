@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Answer
+from dynamo_local.bus.nats import Answer, Bus
 from dynamo_local.core.messages.presence import EngineInfo, Load, Presence, ProcessState
 from dynamo_local.core.messages.work import CancelReservation, MigrationAnswer, MigrationRequest, Reserve, Warm
 from dynamo_local.core.subjects import Subjects

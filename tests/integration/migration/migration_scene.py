@@ -23,9 +23,8 @@ from msgspec import structs
 from components.frontend.migration.scheduler import AtOnce
 from components.frontend.placing import LocalAssigner, RouterAssigner
 from dynamo_local.bus.address import BusAddress
-from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.nats import Bus, RawMessage
 from dynamo_local.bus.presence import Announcer
-from dynamo_local.bus.subscriptions import RawMessage
 from dynamo_local.core.messages.admin import MigrationResult
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.routing import Assignment, AssignRequest

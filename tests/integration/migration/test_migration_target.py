@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Answer
+from dynamo_local.bus.nats import Answer, Bus
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
 from dynamo_local.core.messages.presence import Load, Presence

@@ -11,9 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefill_queue
-from dynamo_local.bus.nats import Bus
+from dynamo_local.bus.nats import Answer, Bus
 from dynamo_local.bus.presence import Announcer, FleetWatch
-from dynamo_local.bus.subscriptions import Answer
 from dynamo_local.control.answers import WatcherRow
 from dynamo_local.control.descriptions import FleetLook
 from dynamo_local.core.endpoints.spec import EndpointSpec

@@ -10,8 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from dynamo_local.bus.address import BusAddress
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Subscription
+from dynamo_local.bus.nats import Bus, Subscription
 from dynamo_local.core.errors import DeviceError, SupervisorError
 from dynamo_local.core.names import Watcher
 from dynamo_local.core.subjects import Subjects

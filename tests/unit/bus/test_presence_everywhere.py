@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
+from dynamo_local.bus.nats import RawMessage
 from dynamo_local.bus.presence import FleetWatch
-from dynamo_local.bus.subscriptions import RawMessage
 from dynamo_local.core import codec
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.subjects import Subjects

@@ -11,11 +11,10 @@ from dynamo_local.bus.rpc import (
     Begin,
     Control,
     Credit,
-    Done,
-    Failed,
+    End,
     Frame,
     Hangup,
-    Refused,
+    NotTaken,
     Reply,
     Taken,
 )
@@ -25,10 +24,9 @@ from dynamo_local.core.errors import DecodeError
 seqs = st.integers(0, 2**63 - 1)
 frames = st.one_of(
     st.builds(Taken),
-    st.builds(Refused, st.text()),
+    st.builds(NotTaken, st.text()),
     st.builds(Reply, seqs, st.binary()),
-    st.builds(Done, seqs),
-    st.builds(Failed, seqs, st.text()),
+    st.builds(End, seqs, st.none() | st.text()),
     st.builds(Alive, seqs),
 )
 controls = st.builds(Credit, seqs) | st.builds(Hangup)

@@ -9,8 +9,7 @@ from typing import cast
 import msgspec
 
 from components.frontend.endpoints.served_models import BoardWatch
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import RawMessage
+from dynamo_local.bus.nats import Bus, RawMessage
 from dynamo_local.core.messages.endpoints import Board, BoardRevision
 from dynamo_local.core.subjects import Subjects
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from components.frontend.metrics import FrontendMetrics
-from dynamo_local.bus.subscriptions import Answer
+from dynamo_local.bus.nats import Answer
 from dynamo_local.core import codec
 from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import BusError

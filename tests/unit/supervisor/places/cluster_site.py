@@ -9,8 +9,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from dynamo_local.bus.nats import Bus
-from dynamo_local.bus.subscriptions import Answer, Subscription
+from dynamo_local.bus.nats import Answer, Bus, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import BusError, DynamoError, NobodyListensError
