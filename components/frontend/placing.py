@@ -20,7 +20,16 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet.view import Breakers, Change, Happened
 from dynamo_local.core.messages.presence import EngineInfo
-from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charge, Charged, Charges, Prefilled, Released
+from dynamo_local.core.messages.routing import (
+    Account,
+    Assignment,
+    AssignRequest,
+    Charge,
+    Charged,
+    Charges,
+    Prefilled,
+    Released,
+)
 from dynamo_local.core.messages.work import RequestEpoch, Submit
 from dynamo_local.core.ports import Request
 from dynamo_local.core.priority.fair_queue import Claim, in_turn
@@ -349,36 +358,13 @@ class RouterAssigner:
             await self._tell(Charged(self._frontend, charge, request.blocks))
         return assignment
 
-    async def _tell(self, charged: Charged) -> None:
-        """Tell all routers what one of them has assigned."""
-        try:
-            await self._bus.send(self._subjects.charged, charged)
-        except BusError as error:
-            _log.warning(
-                "other routers were not told of an assignment (%s); the next report corrects their view", error
-            )
-
     async def prefilled(self, request_id: str) -> None:
         await self._fallback.prefilled(request_id)
-        try:
-            await self._bus.send(self._subjects.prefilled, Prefilled(request_id=request_id, frontend=self._frontend))
-        except BusError as error:
-            _log.warning(
-                "the router was not told that request %s has its first token (%s); the next report corrects its view",
-                request_id,
-                error,
-            )
+        await self._tell(Prefilled(request_id, self._frontend))
 
     async def release(self, request_id: str) -> None:
         await self._fallback.release(request_id)
-        try:
-            await self._bus.send(self._subjects.released, Released(request_id=request_id, frontend=self._frontend))
-        except BusError as error:
-            _log.warning(
-                "the router was not told that request %s has left its worker (%s); the next report corrects its view",
-                request_id,
-                error,
-            )
+        await self._tell(Released(request_id, self._frontend))
 
     async def reassign(self, request_id: str, worker: str, tokens: int) -> None:
         await self._fallback.reassign(request_id, worker, tokens)
@@ -391,11 +377,14 @@ class RouterAssigner:
             await self._report_charges()
 
     async def _report_charges(self) -> None:
-        charges = Charges(self._frontend, self._fallback.ledger.of_frontend(self._frontend, time.monotonic()))
+        await self._tell(Charges(self._frontend, self._fallback.ledger.of_frontend(self._frontend, time.monotonic())))
+
+    async def _tell(self, account: Account) -> None:
+        """Tell all routers what has become of this frontend's load."""
         try:
-            await self._bus.send(self._subjects.charges, charges)
+            await self._bus.send(self._subjects.account, account)
         except BusError as error:
-            _log.warning("the router was not told which requests run where; the next report follows soon: %s", error)
+            _log.warning("routers were not told what runs where (%s); the next report corrects their view", error)
 
     def _note_router(self, up: bool, why: str = "") -> None:
         if up != self._router_up:

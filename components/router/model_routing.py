@@ -19,6 +19,7 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.view import Change, Happened
 from dynamo_local.core.messages.presence import Counts, Presence
 from dynamo_local.core.messages.routing import (
+    Account,
     Assignment,
     AssignRequest,
     Charged,
@@ -106,10 +107,6 @@ class ModelRouting:
         assignment = Assignment(worker, cached if blocks else None, choice.pull_from, needs_blocks, order=order)
         return Routed(assignment, choice.costs)
 
-    def prefilled(self, prefilled: Prefilled) -> None:
-        """Note that a request's first token has come."""
-        self.ledger.prefilled(prefilled.frontend, prefilled.request_id)
-
     def members(self) -> list[Presence]:
         """The model's processes; of the graph itself, all of its services'."""
         return self._fleet.view.members()
@@ -124,19 +121,27 @@ class ModelRouting:
         """Number of workers of which some message about their caches is missing."""
         return self._caches.out_of_step
 
-    def release(self, released: Released) -> None:
-        """Charge the request to no worker."""
-        self.ledger.release(released.frontend, released.request_id)
+    def note(self, told: Account) -> None:
+        """Enter what a frontend tells. Raises DecodeError if a request's blocks are no keys."""
+        match told:
+            case Charged():
+                self._take_over(told)
+            case Charges():
+                self._settle(told)
+            case Released():
+                self.ledger.release(told.frontend, told.request_id)
+            case Prefilled():
+                self.ledger.prefilled(told.frontend, told.request_id)
 
-    def take_over(self, charged: Charged) -> None:
-        """Enter what another router has assigned. Raises DecodeError if the request's blocks are no keys."""
+    def _take_over(self, charged: Charged) -> None:
+        """Enter what another router has assigned."""
         worker, blocks = charged.charge.worker, charged.blocks if self.policy.needs_blocks else b""
         # Charges of workers that are gone would never be released.
         if self._fleet.view.get(worker) is not None:
             self.ledger.take_over(charged.frontend, charged.charge, time.monotonic(), blocks)
             self._caches.assigned(worker, blocks)
 
-    def settle(self, message: Charges) -> None:
+    def _settle(self, message: Charges) -> None:
         """Take a frontend's own account for its charges."""
         # Charges of workers that are gone would never be released.
         charges = [charge for charge in message.charges if self._fleet.view.get(charge.worker) is not None]

@@ -15,12 +15,11 @@ from dynamo_local.bus.nats import Answer
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.fleet.view import ROUTER_ROLE
 from dynamo_local.core.messages.routing import (
+    Account,
     Assignment,
     AssignRequest,
     Charged,
     Charges,
-    Prefilled,
-    Released,
     RoutesAnswer,
     RoutesQuestion,
 )
@@ -86,17 +85,11 @@ class Router(Service):
             self._context.tasks.spawn(name, work)
         bus = self._context.bus
         await bus.serve(subjects.assign, AssignRequest, self._on_assign, queue=ROUTER_ROLE)
-        await bus.listen(subjects.charged, Charged, self._on_charged)
-        await bus.listen(subjects.released, Released, self._on_released)
-        await bus.listen(subjects.charges, Charges, self._on_charges)
-        await bus.listen(subjects.prefilled, Prefilled, self._on_prefilled)
+        await bus.listen(subjects.account, Account, self._on_account)
         await bus.serve(subjects.routes(self._context.lease), RoutesQuestion, self._on_routes)
         every = Subjects(self._context.namespace, "*")
         await bus.serve_each(every.assign, AssignRequest, self._on_assign_in_revision, queue=ROUTER_ROLE)
-        await bus.listen_each(every.charged, Charged, self._on_charged_in_revision)
-        await bus.listen_each(every.released, Released, self._on_released_in_revision)
-        await bus.listen_each(every.charges, Charges, self._on_charges_in_revision)
-        await bus.listen_each(every.prefilled, Prefilled, self._on_prefilled_in_revision)
+        await bus.listen_each(every.account, Account, self._on_account_in_revision)
         self._context.tasks.spawn("revisions", self._forget())
 
     # The graph's own workers.
@@ -104,17 +97,8 @@ class Router(Service):
     async def _on_assign(self, request: AssignRequest, answer: Answer) -> None:
         await answer.send(self._assign(self._own, request))
 
-    async def _on_charged(self, charged: Charged) -> None:
-        self._own.take_over(charged)
-
-    async def _on_released(self, released: Released) -> None:
-        self._own.release(released)
-
-    async def _on_charges(self, charges: Charges) -> None:
-        self._own.settle(charges)
-
-    async def _on_prefilled(self, prefilled: Prefilled) -> None:
-        self._own.prefilled(prefilled)
+    async def _on_account(self, told: Account) -> None:
+        self._own.note(told)
 
     async def _on_routes(self, question: RoutesQuestion, answer: Answer) -> None:
         """Of all models: an operator asks each router once."""
@@ -130,22 +114,10 @@ class Router(Service):
             # Other revisions' questions do not wait for it.
             self._context.tasks.spawn("answer", self._answer_when_begun(served, request, answer))
 
-    async def _on_charged_in_revision(self, revision: str, charged: Charged) -> None:
-        self._serve(revision).routing.take_over(charged)
-
-    async def _on_released_in_revision(self, revision: str, released: Released) -> None:
-        served = self._revisions.get(revision)
-        if served is not None:
-            served.routing.release(released)
-
-    async def _on_prefilled_in_revision(self, revision: str, prefilled: Prefilled) -> None:
-        served = self._revisions.get(revision)
-        if served is not None:
-            served.routing.prefilled(prefilled)
-
-    async def _on_charges_in_revision(self, revision: str, charges: Charges) -> None:
+    async def _on_account_in_revision(self, revision: str, told: Account) -> None:
         # Begun by charges as well: the workers are known then when the next request comes.
-        self._serve(revision).routing.settle(charges)
+        if revision in self._revisions or isinstance(told, Charged | Charges):
+            self._serve(revision).routing.note(told)
 
     async def _answer_when_begun(self, served: _Served, request: AssignRequest, answer: Answer) -> None:
         await asyncio.wait({served.beginning})

@@ -124,24 +124,9 @@ class Subjects:
         return f"{self._root}.router.assign"
 
     @property
-    def released(self) -> str:
-        """Tells the router that a request has left its worker."""
-        return f"{self._root}.router.released"
-
-    @property
-    def charged(self) -> str:
-        """Tells routers what another one has assigned."""
-        return f"{self._root}.router.charged"
-
-    @property
-    def charges(self) -> str:
-        """Tells the router all requests of a frontend that workers have."""
-        return f"{self._root}.router.charges"
-
-    @property
-    def prefilled(self) -> str:
-        """Tells the router that a request's first token has come."""
-        return f"{self._root}.router.prefilled"
+    def account(self) -> str:
+        """Tells routers what becomes of the load that a frontend puts on workers."""
+        return f"{self._root}.router.account"
 
     def routes(self, lease: str) -> str:
         """Asks a router for its latest assignments (request and answer)."""

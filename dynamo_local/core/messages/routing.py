@@ -124,7 +124,7 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
     """Number of the assignment: higher than those of all assignments that its router had heard of."""
 
 
-class Charged(Message, frozen=True, omit_defaults=True):
+class Charged(Message, frozen=True, omit_defaults=True, tag="charged"):
     """A router has assigned a request: told by the frontend, for the other routers. `blocks` as in AssignRequest."""
 
     frontend: str
@@ -132,22 +132,26 @@ class Charged(Message, frozen=True, omit_defaults=True):
     blocks: bytes = b""
 
 
-class Charges(Message, frozen=True):
+class Charges(Message, frozen=True, tag="charges"):
     """All requests of a frontend that workers have. Sent at intervals, so that lost messages do no lasting harm."""
 
     frontend: str
     charges: tuple[Charge, ...]
 
 
-class Released(Message, frozen=True):
+class Released(Message, frozen=True, tag="released"):
     """The request is no longer load of the worker to which it was assigned."""
 
     request_id: str
     frontend: str
 
 
-class Prefilled(Message, frozen=True):
+class Prefilled(Message, frozen=True, tag="prefilled"):
     """The request's first token has come: its worker has no more of its context to compute."""
 
     request_id: str
     frontend: str
+
+
+Account = Charged | Charges | Released | Prefilled
+"""What a frontend tells routers of the load that it puts on workers, in the order in which it happens."""

@@ -105,7 +105,7 @@ async def test_what_workers_publish_is_what_they_have_cached(pair: LlmServer, ap
             blocks = pack_hashes(hasher(prompt, salt))
             question = AssignRequest(f"t{number}", "test", len(prompt), blocks=blocks, block_tokens=BLOCK)
             assigned = await bus.ask(subjects.assign, question, Assignment, timeout_s=PATIENCE_S)
-            await bus.send(subjects.released, Released(question.request_id, question.frontend))
+            await bus.send(subjects.account, Released(question.request_id, question.frontend))
             body = {} if salt is None else {"cache_salt": salt}
             answer = await asyncio.to_thread(
                 api.completions.create, model="random", prompt=prompt, max_tokens=2, extra_body=body

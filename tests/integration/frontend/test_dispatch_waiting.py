@@ -8,7 +8,7 @@ import pytest
 
 from dynamo_local.bus.nats import Bus, RawMessage, Subscription
 from dynamo_local.core import codec
-from dynamo_local.core.messages.routing import Assignment, AssignRequest, Released
+from dynamo_local.core.messages.routing import Account, Assignment, AssignRequest, Released
 from dynamo_local.core.messages.work import RequestEpoch, TokenDelta
 from dynamo_local.core.request.recovery import RecoveryDeadlines
 from dynamo_local.core.subjects import Subjects
@@ -120,7 +120,7 @@ class FakeRouter:
     async def start(self) -> None:
         self._subscriptions = [
             await self._bus.subscribe(self._subjects.assign, self._on_assign, queue="router"),
-            await self._bus.listen(self._subjects.released, Released, self._on_released),
+            await self._bus.listen(self._subjects.account, Account, self._on_account),
         ]
         await self._bus.flush()
 
@@ -133,8 +133,9 @@ class FakeRouter:
         self.asked.append(codec.decode(message.data, AssignRequest))
         await self._bus.publish(message.reply, self.answers.pop(0))
 
-    async def _on_released(self, released: Released) -> None:
-        self.released.append(released)
+    async def _on_account(self, told: Account) -> None:
+        if isinstance(told, Released):
+            self.released.append(told)
 
 
 def assign(worker: str | None) -> bytes:

@@ -74,7 +74,7 @@ class Asker:
         question = AssignRequest(request_id, "f", len(prompt), blocks=blocks, block_tokens=self.block_size)
         found = await self.bus.ask(self.subjects.assign, question, Assignment, timeout_s=DEADLINE_S)
         if release:
-            await self.bus.send(self.subjects.released, Released(request_id, "f"))
+            await self.bus.send(self.subjects.account, Released(request_id, "f"))
         return found
 
     async def submit(self, lease: str, prompt: list[int]) -> None:

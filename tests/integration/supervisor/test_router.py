@@ -52,9 +52,9 @@ async def test_each_revision_has_a_ledger_until_its_processes_are_gone(
     assert {first, second} == {"chat@1-1", "chat@1-2"}
     assert await ask("a", "embed@1") in ("embed@1-1", "embed@1-2")
     # The one that is released is free again, whatever the other revision does.
-    await bus.send(chat.released, Released("a", "frontend"))
+    await bus.send(chat.account, Released("a", "frontend"))
     assert await ask("c", "chat@1") == first
-    await bus.send(chat.charges, Charges("frontend", (Charge("d", str(first), 1000),)))
+    await bus.send(chat.account, Charges("frontend", (Charge("d", str(first), 1000),)))
     assert await ask("e", "chat@1") == second
     assert await ask("f", "chat@3") is None
     for task in workers:

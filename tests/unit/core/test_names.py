@@ -91,7 +91,7 @@ def _subjects_among(of: Subjects, watcher: str = "w", lease: str = "lease") -> l
     return [
         of.presence(watcher, "frontend"), of.presence(watcher, "decode"), of.presences, of.presences_of_frontends,
         of.probe, of.probe_of_frontends, of.revoked, of.lost, of.work(lease), of.tokens(lease), of.assign,
-        of.released, of.charges, of.cached(lease), of.pin(lease), of.role(lease), of.migrations(lease),
+        of.account, of.cached(lease), of.pin(lease), of.role(lease), of.migrations(lease),
         of.requests(lease), of.claims(lease), of.prefill_jobs("high"), of.call("Middle", "generate"),
         of.call_control(lease),
     ]  # fmt: skip

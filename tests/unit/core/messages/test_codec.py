@@ -21,7 +21,7 @@ kinds = st.sampled_from(list(BY_KIND))
 
 def test_what_is_generated_is_every_message_by_its_receivers_type() -> None:
     assert {Work, Assignment, TokenBatch, LeaseRevoked} <= set(BY_KIND)
-    assert len(BY_KIND) >= 40
+    assert len(BY_KIND) >= 36
     assert not {Submit, Cancel} & set(BY_KIND)
 
 
