@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from components.frontend.migration.scheduler import MigrationScheduler
 from components.frontend.requests.live_requests import LiveRequest
-from dynamo_local.bus.nats import Answer, Bus
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.admin import (
     AdminRequest,
     HeldRow,
@@ -50,15 +50,13 @@ class FrontendAdmin:
 
     async def start(self) -> None:
         """Begin to answer."""
-        await self._bus.serve(self._subject, AdminRequest, self._on_question)
+        # In tasks: a migration takes a while, and other questions come meanwhile.
+        await self._bus.serve(self._subject, AdminRequest, self._on_question, tasks=self._tasks)
 
-    async def _on_question(self, question: AdminRequest, answer: Answer) -> None:
-        match question:
-            case RequestsQuestion():
-                await answer.send(self._rows(question.limit))
-            case MigrationOrder():
-                # Not awaited: a migration takes a while, and other questions come meanwhile.
-                self._tasks.spawn("ordered migrations", self._migrate(question, answer))
+    async def _on_question(self, question: AdminRequest) -> RequestsAnswer | MigrationReport:
+        if isinstance(question, RequestsQuestion):
+            return self._rows(question.limit)
+        return await self._migrate(question)
 
     def _rows(self, limit: int) -> RequestsAnswer:
         now = time.monotonic()
@@ -88,7 +86,7 @@ class FrontendAdmin:
             fidelity_because_of=survival.because_of,
         )
 
-    async def _migrate(self, order: MigrationOrder, answer: Answer) -> None:
+    async def _migrate(self, order: MigrationOrder) -> MigrationReport:
         wanted = frozenset(order.request_ids)
         chosen = [
             live
@@ -96,8 +94,7 @@ class FrontendAdmin:
             if live.request_id in wanted or (order.source is not None and live.log.worker == order.source)
         ]
         orders = [self._scheduler.order(live, order.destination, cold=order.cold) for live in chosen]
-        results = await asyncio.gather(*orders)
-        await answer.send(MigrationReport(tuple(results)))
+        return MigrationReport(tuple(await asyncio.gather(*orders)))
 
 
 def _prefill(live: LiveRequest) -> str | None:

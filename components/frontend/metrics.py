@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from components.frontend.http.outgoing import answer
 from components.frontend.request_context import request_here
-from dynamo_local.bus.nats import Answer, Bus
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet.view import FRONTEND_ROLE
@@ -124,7 +124,7 @@ class FrontendMetrics:
         for lease, told in answers.items():
             self._last[lease] = counters(told.own, across_frontends)
 
-    async def _on_question(self, _: MetricsQuestion, answer: Answer) -> None:
+    async def _on_question(self, _: MetricsQuestion) -> MetricsAnswer:
         living = {self._lease, *self._others()}
         ended = {lease: share for lease, share in self._last.items() if lease not in living}
-        await answer.send(MetricsAnswer(self._share(), ended))
+        return MetricsAnswer(self._share(), ended)

@@ -35,7 +35,7 @@ from components.frontend.placing import Placer
 from components.frontend.requests.live_requests import Held, Job, LiveRequest, LiveRequests
 from components.frontend.worker_link import WorkerLink
 from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue
-from dynamo_local.bus.nats import Answer, Bus
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
@@ -150,7 +150,7 @@ class PrefillJobs:
         claim = Claim(request.priority, request.arrival_time, next(self._arrivals), request.key)
         self.turns.add(job, claim)
 
-    async def answer_claims(self, handler: Callable[[PrefillClaim, Answer], Awaitable[None]]) -> None:
+    async def answer_claims(self, handler: Callable[[PrefillClaim], Awaitable[PrefillGrant]]) -> None:
         """Have `handler` answer each claim of this frontend's requests."""
         await self._bus.serve(self._subjects.claims(self._lease), PrefillClaim, handler)
 
@@ -310,8 +310,8 @@ class RemotePrefill:
 
     # Claims
 
-    async def _on_claim(self, claim: PrefillClaim, answer: Answer) -> None:
-        await answer.send(PrefillGrant(self._grant(claim)))
+    async def _on_claim(self, claim: PrefillClaim) -> PrefillGrant:
+        return PrefillGrant(self._grant(claim))
 
     def _grant(self, claim: PrefillClaim) -> Submit | None:
         job = self._job_of(claim)

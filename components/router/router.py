@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from components.router.model_routing import Assignments, ModelRouting
 from components.workers import VllmWorker
-from dynamo_local.bus.nats import Answer
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.fleet.view import ROUTER_ROLE
 from dynamo_local.core.messages.routing import (
@@ -88,40 +87,35 @@ class Router(Service):
         await bus.listen(subjects.account, Account, self._on_account)
         await bus.serve(subjects.routes(self._context.lease), RoutesQuestion, self._on_routes)
         every = Subjects(self._context.namespace, "*")
-        await bus.serve_each(every.assign, AssignRequest, self._on_assign_in_revision, queue=ROUTER_ROLE)
+        # In tasks: a revision that begins keeps no question of others waiting.
+        tasks = self._context.tasks
+        await bus.serve_each(every.assign, AssignRequest, self._on_assign_in_revision, queue=ROUTER_ROLE, tasks=tasks)
         await bus.listen_each(every.account, Account, self._on_account_in_revision)
         self._context.tasks.spawn("revisions", self._forget())
 
     # The graph's own workers.
 
-    async def _on_assign(self, request: AssignRequest, answer: Answer) -> None:
-        await answer.send(self._assign(self._own, request))
+    async def _on_assign(self, request: AssignRequest) -> Assignment:
+        return self._assign(self._own, request)
 
     async def _on_account(self, told: Account) -> None:
         self._own.note(told)
 
-    async def _on_routes(self, question: RoutesQuestion, answer: Answer) -> None:
+    async def _on_routes(self, question: RoutesQuestion) -> RoutesAnswer:
         """Of all models: an operator asks each router once."""
-        await answer.send(RoutesAnswer(self._policy, self._assignments.latest(question)))
+        return RoutesAnswer(self._policy, self._assignments.latest(question))
 
     # The workers of endpoints.
 
-    async def _on_assign_in_revision(self, revision: str, request: AssignRequest, answer: Answer) -> None:
+    async def _on_assign_in_revision(self, revision: str, request: AssignRequest) -> Assignment:
         served = self._serve(revision)
-        if served.beginning.done():
-            await answer.send(self._assign(served.routing, request))
-        else:
-            # Other revisions' questions do not wait for it.
-            self._context.tasks.spawn("answer", self._answer_when_begun(served, request, answer))
+        await asyncio.wait({served.beginning})
+        return self._assign(served.routing, request)
 
     async def _on_account_in_revision(self, revision: str, told: Account) -> None:
         # Begun by charges as well: the workers are known then when the next request comes.
         if revision in self._revisions or isinstance(told, Charged | Charges):
             self._serve(revision).routing.note(told)
-
-    async def _answer_when_begun(self, served: _Served, request: AssignRequest, answer: Answer) -> None:
-        await asyncio.wait({served.beginning})
-        await answer.send(self._assign(served.routing, request))
 
     def _serve(self, revision: str) -> _Served:
         served = self._revisions.get(revision)

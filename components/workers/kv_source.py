@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from dynamo_local.bus.nats import Answer
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.messages.kv import (
     CachedAnswer,
@@ -52,32 +51,31 @@ class KvSource:
 
     async def start(self) -> None:
         """Begin to answer."""
-        context = self._context
-        await context.bus.serve(context.subjects.cached(context.lease), CachedQuestion, self._on_cached)
-        await context.bus.serve(context.subjects.pin(context.lease), PinQuestion, self._on_pin)
-        await context.bus.serve(context.subjects.confirm(context.lease), ConfirmQuestion, self._on_confirm)
+        bus, subjects, lease = self._context.bus, self._context.subjects, self._context.lease
+        tasks = self._context.tasks
+        await bus.serve(subjects.cached(lease), CachedQuestion, self._on_cached)
+        # In tasks: a pin waits for the engine steps under way, and other readers are not to wait for it.
+        await bus.serve(subjects.pin(lease), PinQuestion, self._on_pin, tasks=tasks)
+        await bus.serve(subjects.confirm(lease), ConfirmQuestion, self._on_confirm, tasks=tasks)
 
-    async def _on_cached(self, question: CachedQuestion, answer: Answer) -> None:
+    async def _on_cached(self, question: CachedQuestion) -> CachedAnswer | None:
         try:
             prefix = self._engine.prefix(question.token_ids, question.cache_salt, question.adapter)
             cached = 0 if prefix is None or self._is_parked() else await self._engine.cached(prefix)
         except EngineError as error:
             _log.warning("a question about cached tokens is not answered: %s", error)
-            return
-        await answer.send(CachedAnswer(cached * self._block_size()))
+            return None
+        return CachedAnswer(cached * self._block_size())
 
-    async def _on_pin(self, question: PinQuestion, answer: Answer) -> None:
+    async def _on_pin(self, question: PinQuestion) -> PinAnswer:
         if self._is_parked():
-            await answer.send(PinAnswer(0, refused="nothing is cached there: the worker is parked"))
-            return
+            return PinAnswer(0, refused="nothing is cached there: the worker is parked")
         if (refused := self._refusal(question)) is not None:
-            await answer.send(PinAnswer(0, refused=refused))
-            return
+            return PinAnswer(0, refused=refused)
         if question.machine != machine_id():
             # A name of our own, never given twice: a question that is delivered twice must not revive a pin that ended.
             question = msgspec.structs.replace(question, pin=self._name_for(question.pin))
-        # Not awaited: a pin waits for the engine steps under way, and other readers are not to wait for it.
-        self._context.tasks.spawn(f"pin {question.pin}", self._pin(question, answer))
+        return await self._pin(question)
 
     def _name_for(self, asked: str) -> str:
         self._far_pins += 1
@@ -87,7 +85,7 @@ class KvSource:
             del self._named[next(iter(self._named))]
         return name
 
-    async def _pin(self, question: PinQuestion, answer: Answer) -> None:
+    async def _pin(self, question: PinQuestion) -> PinAnswer:
         try:
             pinned = await self._engine.pin(question)
         except EngineError as error:
@@ -99,19 +97,16 @@ class KvSource:
         if question.machine != machine_id():
             # No moment of this machine's clock says anything there.
             pinned = msgspec.structs.replace(pinned, until=0.0, pin=question.pin)
-        await answer.send(msgspec.structs.replace(pinned, machine=machine_id()))
+        return msgspec.structs.replace(pinned, machine=machine_id())
 
-    async def _on_confirm(self, question: ConfirmQuestion, answer: Answer) -> None:
-        self._context.tasks.spawn(f"confirm {question.pin}", self._confirm(question, answer))
-
-    async def _confirm(self, question: ConfirmQuestion, answer: Answer) -> None:
+    async def _on_confirm(self, question: ConfirmQuestion) -> ConfirmAnswer:
         try:
             held = await self._engine.confirm(question.pin)
         except Exception:  # noqa: BLE001
             # As for pins.
             _log.exception("it cannot be told whether pin %s was held", question.pin)
             held = False
-        await answer.send(ConfirmAnswer(held))
+        return ConfirmAnswer(held)
 
     def _refusal(self, question: PinQuestion) -> str | None:
         """Why nothing is pinned for this reader, if so. On one machine both ends of a read go by one clock. Another

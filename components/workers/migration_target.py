@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable
 
 from components.workers.warming import MAX_COMPUTED_BLOCKS, ONE_TOKEN, WarmOutcome, WarmRequests
-from dynamo_local.bus.nats import Answer
 from dynamo_local.core.fleet.freeness import Usage, freeness, instance_of
 from dynamo_local.core.messages.work import (
     CancelReservation,
@@ -66,7 +65,8 @@ class MigrationTarget:
     async def start(self) -> None:
         """Begin to answer frontends."""
         subject = self._context.subjects.migrations(self._context.lease)
-        await self._context.bus.serve(subject, MigrationRequest, self._on_request)
+        # In tasks: other requests are not to wait for the steps of one that warms.
+        await self._context.bus.serve(subject, MigrationRequest, self._on_request, tasks=self._context.tasks)
 
     def is_expecting(self) -> bool:
         """Whether room is reserved, or KV is being brought here."""
@@ -100,15 +100,15 @@ class MigrationTarget:
         for request_id in self._reservations.of_frontend(frontend):
             await self._cancel(self._reservations.leave(request_id))
 
-    async def _on_request(self, request: MigrationRequest, answer: Answer) -> None:
+    async def _on_request(self, request: MigrationRequest) -> MigrationAnswer | None:
         match request:
             case Reserve():
-                await answer.send(MigrationAnswer(self._reserve(request)))
+                return MigrationAnswer(self._reserve(request))
             case Warm():
-                # Not awaited: other requests are not to wait for the steps of this one.
-                self._context.tasks.spawn(f"warm {request.request_id}", self._warm_and_answer(request, answer))
+                return await self._warm_or_refuse(request)
             case CancelReservation():
                 await self._cancel(self._reservations.leave(request.request_id))
+                return None
 
     def _reserve(self, request: Reserve) -> str | None:
         """Reserve room. Returns why this is refused, or None."""
@@ -143,7 +143,7 @@ class MigrationTarget:
         instance = instance_of(presence, time.monotonic(), Usage(taken, requests=reservations.awaited + 1))
         return instance is not None and freeness(instance) >= floor
 
-    async def _warm_and_answer(self, request: Warm, answer: Answer) -> None:
+    async def _warm_or_refuse(self, request: Warm) -> MigrationAnswer:
         self._warming += 1
         try:
             outcome = await self._warm(request)
@@ -153,7 +153,7 @@ class MigrationTarget:
             outcome = MigrationAnswer("the warm request failed")
         finally:
             self._warming -= 1
-        await answer.send(outcome)
+        return outcome
 
     async def _warm(self, request: Warm) -> MigrationAnswer:
         until = time.monotonic() + request.within_s

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from components.workers.parking import Parking, WhyNot
 from components.workers.prefill_service import PrefillService
-from dynamo_local.bus.nats import Answer
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.fleet.view import DECODE_ROLE, PREFILL_ROLE
 from dynamo_local.core.messages.admin import ParkAnswer, ParkQuestion, RoleAnswer, RoleQuestion
@@ -91,8 +90,8 @@ class Roles:
         engine = self._context.announcer.presence.engine
         return None if engine is None else engine.no_transfer
 
-    async def _on_question(self, question: RoleQuestion, answer: Answer) -> None:
-        await answer.send(await self.take_up(question.role))
+    async def _on_question(self, question: RoleQuestion) -> RoleAnswer:
+        return await self.take_up(question.role)
 
 
 class ParkingOrders:
@@ -113,25 +112,27 @@ class ParkingOrders:
         """Begin to obey."""
         context = self._context
         self._parking.on_wake(self._prefill_again)
-        await context.bus.serve(context.subjects.parking(context.lease), ParkQuestion, self._on_question)
+        # In tasks: an order to wake is not to wait for the reading of a later message.
+        subject = context.subjects.parking(context.lease)
+        await context.bus.serve(subject, ParkQuestion, self._on_question, tasks=context.tasks)
 
     def stop(self) -> None:
         """Refuse to park from now on: the worker ends."""
         self._ended = True
 
-    async def _on_question(self, question: ParkQuestion, answer: Answer) -> None:
-        # Not awaited: an order to wake is not to wait for the reading of a later message.
-        name = "park" if question.parked else "wake"
-        self._context.tasks.spawn(name, self._obey(question, answer))
+    async def _on_question(self, question: ParkQuestion) -> ParkAnswer:
+        # An engine that does not wake ends the worker.
+        answer: ParkAnswer = await self._context.tasks.spawn("park or wake", self._obey(question))
+        return answer
 
-    async def _obey(self, question: ParkQuestion, answer: Answer) -> None:
+    async def _obey(self, question: ParkQuestion) -> ParkAnswer:
         refused: str | None = None
         if question.parked:
             async with self._ordered:
                 refused = await self._park()
         else:
             await self._parking.wake()
-        await answer.send(ParkAnswer(self._parking.resting, refused))
+        return ParkAnswer(self._parking.resting, refused)
 
     async def _park(self) -> str | None:
         if not self._parking.resting and (refused := self._why_not()) is not None:

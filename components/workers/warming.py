@@ -24,7 +24,6 @@ import msgspec
 
 from components.workers.kv_puller import KvPuller
 from components.workers.requests.counters import EpochEvents
-from dynamo_local.bus.nats import Answer
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError, DecodeError, EngineError, RequestError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, FleetView
@@ -130,11 +129,11 @@ class HotPrefixWarmUp:
         usable = engine is not None and engine.kv_events and transfers(presence) and self.share > 0
         return engine if usable else None
 
-    async def _on_question(self, question: HotPrefixesQuestion, answer: Answer) -> None:
+    async def _on_question(self, question: HotPrefixesQuestion) -> HotPrefixesAnswer:
         engine = self._engine_info
         assert engine is not None, "it serves this only then"
         most = min(question.most_blocks, MOST_TOLD_BLOCKS, MOST_TOLD_TOKENS // engine.block_size)
-        await answer.send(self._asked.tell(0 if self.is_parked() else most, engine.block_size, time.monotonic()))
+        return self._asked.tell(0 if self.is_parked() else most, engine.block_size, time.monotonic())
 
     async def _run(self) -> None:
         try:

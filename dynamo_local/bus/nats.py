@@ -38,6 +38,7 @@ from dynamo_local.core.errors import BusError, BusRefusedError, DecodeError, Nob
 from dynamo_local.core.messages.admin import AddressChanged, AddressTaken
 from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.subjects import Subjects
+from dynamo_local.tasks import TaskGuard
 
 _log = logging.getLogger(__name__)
 
@@ -74,25 +75,6 @@ class RawMessage:
 Handler = Callable[[RawMessage], Awaitable[None]]
 
 
-class Answer:
-    """Answers one request. May be kept for later, used more than once (a stream), or not at all."""
-
-    __slots__ = ("_bus", "_message")
-
-    def __init__(self, bus: Bus, message: NatsMsg) -> None:
-        self._bus = bus
-        self._message = message
-
-    async def send(self, message: Message) -> None:
-        """Publish an answer. A failure is logged, not raised: whoever asked has a deadline of its own."""
-        if not self._message.reply:
-            return
-        try:
-            await self._bus.send(self._message.reply, message)
-        except BusError as error:
-            _log.warning("a request on %s is not answered: %s", self._message.subject, error)
-
-
 class Subscription:
     """A live subscription. Messages are handled one after another, in order."""
 
@@ -114,6 +96,14 @@ class Subscription:
         except (nats.errors.Error, TimeoutError) as error:
             _log.debug("messages on %s may be lost: %s", self._inner.subject, error)
             await self.unsubscribe()
+
+
+async def _contained(message: NatsMsg, handling: Awaitable[None]) -> None:
+    try:
+        await handling
+    except Exception:  # noqa: BLE001
+        # The boundary of a message: one that cannot be handled must end neither the subscription nor the process.
+        _log.exception("message on %s could not be handled", message.subject)
 
 
 def _reader(kind: type[_M] | UnionType) -> Callable[[NatsMsg], _M | None]:
@@ -282,7 +272,7 @@ class Bus:
         return codec.decode(await self.request(subject, codec.encode(message), timeout_s=timeout_s), reply)
 
     async def listen(
-        self, subject: str, kind: type[_M] | UnionType, handler: Callable[[_M], Awaitable[None]]
+        self, subject: str, kind: type[_M] | UnionType, handler: Callable[[_M], Awaitable[None]], *, queue: str = ""
     ) -> Subscription:
         """Have `handler` called for each message of this kind, a message class or a union of tagged ones. What cannot
         be decoded is logged and dropped. Otherwise as `subscribe`."""
@@ -292,7 +282,7 @@ class Bus:
             if (content := read(message)) is not None:
                 await handler(content)
 
-        return await self._subscribe(subject, receive)
+        return await self._subscribe(subject, receive, queue)
 
     async def listen_each(
         self, pattern: str, kind: type[_M] | UnionType, handler: Callable[[str, _M], Awaitable[None]]
@@ -311,39 +301,68 @@ class Bus:
         self,
         subject: str,
         kind: type[_M] | UnionType,
-        handler: Callable[[_M, Answer], Awaitable[None]],
+        handler: Callable[[_M], Awaitable[Message | None]],
         *,
         queue: str = "",
+        tasks: TaskGuard | None = None,
     ) -> Subscription:
-        """Have `handler` called for each request (`ask`), with the means to answer it. Otherwise as `listen`.
+        """Answer each request (`ask`) with what `handler` returns; None answers nothing. Otherwise as `listen`.
 
-        A request that takes long is answered from a task of its own, or those behind it wait. Subscribers with the same
-        `queue` share the requests.
+        With `tasks`, each is handled in a task of its own there, begun in order; without, those behind one that takes
+        long wait. Subscribers with the same `queue` share the requests.
         """
-        read = _reader(kind)
 
-        async def receive(message: NatsMsg) -> None:
-            if (content := read(message)) is not None:
-                await handler(content, Answer(self, message))
+        async def handle(_: str, request: _M) -> Message | None:
+            return await handler(request)
 
-        return await self._subscribe(subject, receive, queue)
+        return await self._serve(subject, kind, handle, queue, tasks)
 
     async def serve_each(
         self,
         pattern: str,
         kind: type[_M] | UnionType,
-        handler: Callable[[str, _M, Answer], Awaitable[None]],
+        handler: Callable[[str, _M], Awaitable[Message | None]],
         *,
         queue: str = "",
+        tasks: TaskGuard | None = None,
     ) -> Subscription:
         """`serve` on all subjects that match, as `listen_each`."""
-        read, place = _reader(kind), pattern.split(".").index("*")
+        place = pattern.split(".").index("*")
+
+        async def handle(subject: str, request: _M) -> Message | None:
+            return await handler(subject.split(".")[place], request)
+
+        return await self._serve(pattern, kind, handle, queue, tasks)
+
+    async def _serve(
+        self,
+        subject: str,
+        kind: type[_M] | UnionType,
+        handle: Callable[[str, _M], Awaitable[Message | None]],
+        queue: str,
+        tasks: TaskGuard | None,
+    ) -> Subscription:
+        read = _reader(kind)
+
+        async def answer(message: NatsMsg, request: _M) -> None:
+            reply = await handle(message.subject, request)
+            if reply is None or not message.reply:
+                return
+            try:
+                await self.send(message.reply, reply)
+            except BusError as error:
+                # Not raised: whoever asked has a deadline of its own.
+                _log.warning("a request on %s is not answered: %s", message.subject, error)
 
         async def receive(message: NatsMsg) -> None:
-            if (content := read(message)) is not None:
-                await handler(message.subject.split(".")[place], content, Answer(self, message))
+            if (request := read(message)) is None:
+                return
+            if tasks is None:
+                await answer(message, request)
+            else:
+                tasks.spawn(f"answer {type(request).__name__}", _contained(message, answer(message, request)))
 
-        return await self._subscribe(pattern, receive, queue)
+        return await self._subscribe(subject, receive, queue)
 
     async def publish(self, subject: str, data: bytes, *, reply: str = "") -> None:
         """Send bytes to all who subscribe. Raises BusError if they are too many or the buffer is full."""
@@ -369,11 +388,7 @@ class Bus:
         self, subject: str, receive: Callable[[NatsMsg], Awaitable[None]], queue: str = ""
     ) -> Subscription:
         async def deliver(message: NatsMsg) -> None:
-            try:
-                await receive(message)
-            except Exception:  # noqa: BLE001
-                # The boundary of a message: one that cannot be handled must not end the subscription.
-                _log.exception("message on %s could not be handled", message.subject)
+            await _contained(message, receive(message))
 
         try:
             return Subscription(await self._client.subscribe(subject, queue=queue, cb=deliver))
@@ -508,8 +523,8 @@ async def follow_address(bus: Bus, subjects: Subjects, lease: str = "") -> None:
     A process that does not hear of a change is disconnected when the old token ends, and finds the new one then.
     """
 
-    async def on_change(_: AddressChanged, answer: Answer) -> None:
-        await answer.send(AddressTaken(lease, await bus.renew()))
+    async def on_change(_: AddressChanged) -> AddressTaken:
+        return AddressTaken(lease, await bus.renew())
 
     await bus.serve(subjects.address_changes, AddressChanged, on_change)
 

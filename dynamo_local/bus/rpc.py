@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo_local.bus.nats import Answer, Bus, RawMessage, Subscription
+from dynamo_local.bus.nats import Bus, RawMessage, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.beats import until_beat
 from dynamo_local.core.codec import Message
@@ -52,9 +52,10 @@ MAX_CALLS = 1024
 
 
 class Begin(Message, frozen=True):
-    """Starts a call. `request` is msgpack, empty if there is none."""
+    """Starts a call. `request` is msgpack, empty if there is none. `caller`: subject on which the frames are heard."""
 
     call_id: str
+    caller: str
     request: bytes
 
 
@@ -117,7 +118,7 @@ class _ServedCall:
     """A call being served. `sent` counts its frames, `replies` the replies among them, `read` the replies read."""
 
     name: str
-    caller: Answer
+    caller: str
     task: asyncio.Task[None] | None = None
     sent: int = 0
     replies: int = 0
@@ -167,7 +168,7 @@ class CallServer:
         for endpoint in spec.endpoints.values():
             subject = self._subjects.call(spec.name, endpoint.name)
             handler = self._handler(instance, endpoint)
-            self._subscriptions.append(await self._bus.serve(subject, Begin, handler, queue=_QUEUE))
+            self._subscriptions.append(await self._bus.listen(subject, Begin, handler, queue=_QUEUE))
         await self._bus.flush()
 
     async def run(self) -> None:
@@ -180,7 +181,7 @@ class CallServer:
                     _log.warning("a call of %s is ended: its caller has ended, or does not answer", call.name)
                     call.hang_up()
                 else:
-                    await call.caller.send(Alive(call.sent))
+                    await self._send(call.caller, Alive(call.sent))
 
     async def stop(self, deadline_s: float) -> None:
         """Take no more calls, let those under way finish, and cancel those that have not after `deadline_s`.
@@ -201,17 +202,18 @@ class CallServer:
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
 
-    def _handler(self, instance: object, endpoint: EndpointSpec) -> Callable[[Begin, Answer], Awaitable[None]]:
+    def _handler(self, instance: object, endpoint: EndpointSpec) -> Callable[[Begin], Awaitable[None]]:
         cls = type(instance)
         name = f"{spec_of(cls).name}.{endpoint.name}"
         method = getattr(instance, endpoint.method)
         decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(request_type(cls, endpoint))
 
-        async def on_begin(begin: Begin, caller: Answer) -> None:
+        async def on_begin(begin: Begin) -> None:
             if self._stopping or len(self._calls) >= self._max_calls:
-                await caller.send(NotTaken("it is stopping" if self._stopping else "it is at its limit of calls"))
+                why = "it is stopping" if self._stopping else "it is at its limit of calls"
+                await self._send(begin.caller, NotTaken(why))
                 return
-            call = _ServedCall(name, caller)
+            call = _ServedCall(name, begin.caller)
             self._calls[begin.call_id] = call
             self._idle.clear()
 
@@ -231,19 +233,26 @@ class CallServer:
         control: Subscription | None = None
         try:
             control = await self._bus.listen(self._subjects.call_control(call_id), Control, on_control)
-            await call.caller.send(Taken())
+            await self._send(call.caller, Taken())
             last = await self._answer(call, start, streams)
-            await call.caller.send(last)
+            await self._send(call.caller, last)
         except asyncio.CancelledError:
             if call.hung_up:
                 return
-            await call.caller.send(End(call.sent, "its process is stopping"))
+            await self._send(call.caller, End(call.sent, "its process is stopping"))
             raise
         except BusError as error:
             _log.warning("a call of %s cannot be served: %s", call.name, error)
         finally:
             if control is not None:
                 await control.unsubscribe()
+
+    async def _send(self, caller: str, frame: Frame) -> None:
+        try:
+            await self._bus.send(caller, frame)
+        except BusError as error:
+            # The caller notices the silence, or that a frame is missing.
+            _log.warning("a frame of a call could not be sent: %s", error)
 
     def _forget(self, call_id: str) -> None:
         del self._calls[call_id]
@@ -282,7 +291,7 @@ class CallServer:
         frame = Reply(call.sent, data)
         call.sent += 1
         call.replies += 1
-        await call.caller.send(frame)
+        await self._send(call.caller, frame)
 
     def _on_control(self, call: _ServedCall, control: Control) -> None:
         call.silent_beats = 0
@@ -354,7 +363,8 @@ class CallClient:
             raise RpcError(f"the request to {name} has {len(request)} bytes, too many for a message")
         call = self._open[call_id] = _OpenCall(name)
         try:
-            await self._begin(call, self._subjects.call(service, endpoint), Begin(call_id, request))
+            begin = Begin(call_id, f"{self._inbox}.{call_id}", request)
+            await self._begin(call, self._subjects.call(service, endpoint), begin)
             while (data := await call.reply()) is not None:
                 if call.read % (WINDOW // 2) == 0:
                     await self._control(call_id, Credit(call.read))
@@ -367,7 +377,8 @@ class CallClient:
     async def _begin(self, call: _OpenCall, subject: str, begin: Begin) -> None:
         for _ in range(FIND_ATTEMPTS):
             try:
-                await self._bus.send(subject, begin, reply=f"{self._inbox}.{begin.call_id}")
+                # NATS tells the reply subject if nobody listens.
+                await self._bus.send(subject, begin, reply=begin.caller)
             except BusError as error:
                 call.ended = True
                 raise RpcError(f"{call.name} cannot be called: {error}") from error

@@ -12,7 +12,7 @@ import msgspec
 from components.frontend.dispatcher import BusDispatcher
 from components.frontend.placing import Assigner, LocalAssigner
 from components.frontend.prefill import PrefillJobs
-from dynamo_local.bus.nats import Answer, Bus
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import TICK_S, FleetWatch
 from dynamo_local.core.fleet.view import Change
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion
@@ -136,8 +136,8 @@ class FakeWorker:
         batch = TokenBatch(self.lease, self._seq, deltas)
         await self._bus.send(self._subjects.tokens(frontend), batch)
 
-    async def _on_cached(self, _: CachedQuestion, answer: Answer) -> None:
-        await answer.send(CachedAnswer(self.cached))
+    async def _on_cached(self, _: CachedQuestion) -> CachedAnswer:
+        return CachedAnswer(self.cached)
 
     async def _on_work(self, work: Work) -> None:
         if isinstance(work, Submit):

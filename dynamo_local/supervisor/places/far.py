@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from dynamo_local.bus.nats import Answer, Bus, Subscription
+from dynamo_local.bus.nats import Bus, Subscription
 from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import (
     BusError,
@@ -240,21 +240,16 @@ class PlacesService:
 
     async def serve(self, bus: Bus, subject: str) -> Subscription:
         """Answer until the bus closes or the subscription ends. Each order is carried out in a task of its own."""
+        return await bus.serve(subject, PlacesRequest, self._answered, tasks=self.tasks)
 
-        async def on_request(request: PlacesRequest, answer: Answer) -> None:
-            self.tasks.spawn(f"order {type(request).__name__}", self._answered(request, answer))
-
-        return await bus.serve(subject, PlacesRequest, on_request)
-
-    async def _answered(self, request: PlacesRequest, answer: Answer) -> None:
+    async def _answered(self, request: PlacesRequest) -> PlacesReply:
         try:
-            reply = await self._carried_out(request)
+            return await self._carried_out(request)
         except DynamoError as error:
-            reply = refusal(error)
+            return refusal(error)
         except Exception as error:  # noqa: BLE001 - an order that fails in a new way is no reason to end all that runs
             _log.exception("an order has failed: %s", type(request).__name__)
-            reply = refusal(SupervisorError(f"{type(error).__name__}: {one_line(error)}", "see the log"))
-        await answer.send(reply)
+            return refusal(SupervisorError(f"{type(error).__name__}: {one_line(error)}", "see the log"))
 
     async def _carried_out(self, request: PlacesRequest) -> PlacesReply:
         match request:

@@ -14,12 +14,13 @@ from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
 from dynamo_local.bus.address import BusAddress
-from dynamo_local.bus.nats import Answer, Bus, RawMessage
+from dynamo_local.bus.nats import Bus, RawMessage
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.messages.admin import RoleAnswer, RoleQuestion
 from dynamo_local.core.messages.presence import LeaseRevoked
 from dynamo_local.core.subjects import Subjects
+from dynamo_local.tasks import TaskGuard
 from tests.integration.conftest import Connect
 from tests.integration.fleet_of_fakes import until
 from tests.integration.nats_process import NatsProcess
@@ -173,33 +174,56 @@ async def test_a_request_is_answered_at_once_or_later_and_without_need_of_an_ans
     connect: Connect, subjects: Subjects
 ) -> None:
     asker, server = await connect(), await connect()
-    kept: asyncio.Queue[Answer] = asyncio.Queue()
+    begun, goes_on, tasks = asyncio.Event(), asyncio.Event(), TaskGuard()
 
-    async def handle(question: RoleQuestion, answer: Answer) -> None:
+    async def handle(question: RoleQuestion) -> RoleAnswer:
         if question.role == "later":
-            kept.put_nowait(answer)
-        else:
-            await answer.send(RoleAnswer(question.role))
+            begun.set()
+            await goes_on.wait()
+        return RoleAnswer(question.role)
 
     async def ask(role: str) -> RoleAnswer:
         return await asker.ask(subjects.role("w"), RoleQuestion(role), RoleAnswer, timeout_s=DEADLINE_S)
 
-    await server.serve(subjects.role("w"), RoleQuestion, handle)
+    await server.serve(subjects.role("w"), RoleQuestion, handle, tasks=tasks)
     await server.flush()
     waiting = asyncio.create_task(ask("later"))
-    later = await asyncio.wait_for(kept.get(), DEADLINE_S)
+    await asyncio.wait_for(begun.wait(), DEADLINE_S)
     await asker.send(subjects.role("w"), RoleQuestion("nobody waits for this"))
     # The one that is answered later holds up none behind it.
     assert await ask("now") == RoleAnswer("now")
-    await later.send(RoleAnswer("later"))
+    goes_on.set()
     assert await waiting == RoleAnswer("later")
+
+
+@pytest.mark.parametrize("in_tasks", [False, True])
+async def test_a_request_that_cannot_be_handled_is_logged_and_ends_nothing(
+    connect: Connect, subjects: Subjects, caplog: pytest.LogCaptureFixture, in_tasks: bool
+) -> None:
+    asker, server, tasks = await connect(), await connect(), TaskGuard()
+    failures: list[BaseException] = []
+    tasks.on_failure(failures.append)
+
+    async def handle(revision: str, question: RoleQuestion) -> RoleAnswer:
+        if question.role == "broken":
+            raise KeyError(question.role)
+        return RoleAnswer(f"{question.role} of {revision}")
+
+    every, chat = Subjects(subjects.namespace, "*"), Subjects(subjects.namespace, "chat@2")
+    await server.serve_each(every.role("w"), RoleQuestion, handle, tasks=tasks if in_tasks else None)
+    await server.flush()
+    await asker.send(chat.role("w"), RoleQuestion("broken"))
+    answered = await asker.ask(chat.role("w"), RoleQuestion("decode"), RoleAnswer, timeout_s=DEADLINE_S)
+    assert answered == RoleAnswer("decode of chat@2")
+    assert f"message on {chat.role('w')} could not be handled" in caplog.text
+    assert failures == []
 
 
 async def test_an_answer_of_another_kind_is_an_error(connect: Connect, subjects: Subjects) -> None:
     asker, server = await connect(), await connect()
 
-    async def handle(_: RoleQuestion, answer: Answer) -> None:
-        await answer.send(LeaseRevoked("a"))
+    async def handle(_: RoleQuestion) -> LeaseRevoked:
+        return LeaseRevoked("a")
 
     await server.serve(subjects.role("w"), RoleQuestion, handle)
     await server.flush()
@@ -212,12 +236,12 @@ async def test_an_answer_that_cannot_be_sent_is_logged(
 ) -> None:
     asker, server = await connect(), await connect()
 
-    async def handle(_: RoleQuestion, answer: Answer) -> None:
-        await answer.send(RoleAnswer("x" * server.max_payload))
-        await answer.send(RoleAnswer("small"))
+    async def handle(question: RoleQuestion) -> RoleAnswer:
+        return RoleAnswer("x" * server.max_payload if question.role == "large" else "small")
 
     await server.serve(subjects.role("w"), RoleQuestion, handle)
     await server.flush()
+    await asker.send(subjects.role("w"), RoleQuestion("large"), reply=asker.inbox())
     answered = await asker.ask(subjects.role("w"), RoleQuestion("decode"), RoleAnswer, timeout_s=DEADLINE_S)
     assert answered == RoleAnswer("small")
     assert f"a request on {subjects.role('w')} is not answered" in caplog.text

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from components.workers.kv_puller import KvPuller
-from dynamo_local.bus.nats import Answer, Bus
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.kv import ConfirmAnswer, ConfirmQuestion, PinAnswer, PinQuestion
 from dynamo_local.core.messages.work import RequestEpoch, Submit
@@ -59,14 +59,14 @@ class FarSource:
         await bus.flush()
         return self
 
-    async def _on_pin(self, question: PinQuestion, answer: Answer) -> None:
+    async def _on_pin(self, question: PinQuestion) -> PinAnswer:
         self.asked.put_nowait(question)
-        await answer.send(self.answer)
+        return self.answer
 
-    async def _on_confirm(self, question: ConfirmQuestion, answer: Answer) -> None:
+    async def _on_confirm(self, question: ConfirmQuestion) -> ConfirmAnswer:
         self.questioned.put_nowait(question.pin)
         await self.confirms.wait()
-        await answer.send(ConfirmAnswer(self.held))
+        return ConfirmAnswer(self.held)
 
 
 async def pulled_from(puller: KvPuller) -> PulledPrefix:

@@ -16,7 +16,7 @@ from dynamo_local.bus.jetstream.prefill_queue import (
     TakenJob,
     create_prefill_queue,
 )
-from dynamo_local.bus.nats import Answer, Bus, RawMessage
+from dynamo_local.bus.nats import Bus, RawMessage
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.work import (
@@ -91,11 +91,11 @@ class Frontend:
             while (length := await self.queue.length()).waiting + length.in_hand != jobs:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
-    async def _on_claim(self, claim: PrefillClaim, answer: Answer) -> None:
+    async def _on_claim(self, claim: PrefillClaim) -> PrefillGrant:
         self.claims.put_nowait(claim)
         await self.answers.wait()
         work = Submit(claim.request_id, claim.delivery, self.lease, [1, 2, 3], msgspec.Raw(b"\x80"), hold_s=60.0)
-        await answer.send(PrefillGrant(work if claim.request_id in self.wants else None))
+        return PrefillGrant(work if claim.request_id in self.wants else None)
 
     async def _on_tokens(self, batch: TokenBatch) -> None:
         for delta in batch.deltas:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from dynamo_local.bus.nats import Answer, Bus
+from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
 from dynamo_local.core.messages.presence import Load, Presence
@@ -70,8 +70,8 @@ class Asker:
     async def tell(self, work: Work) -> None:
         await self._bus.send(self._subjects.work("w"), work)
 
-    async def _on_pin(self, _: PinQuestion, answer: Answer) -> None:
-        await answer.send(self.lends)
+    async def _on_pin(self, _: PinQuestion) -> PinAnswer:
+        return self.lends
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefill_queue
-from dynamo_local.bus.nats import Answer, Bus
+from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer, FleetWatch
 from dynamo_local.control.answers import WatcherRow
 from dynamo_local.control.descriptions import FleetLook
@@ -109,9 +109,9 @@ async def test_frontends_are_asked_for_each_revision_that_they_serve(
     serving = await connect()
     request = RequestLine(request="cmpl-1", epoch=1, worker="w", prompt_tokens=5, tokens=3, age_s=1.0)
 
-    async def on_question(question: AdminRequest, answer: Answer) -> None:
+    async def on_question(question: AdminRequest) -> RequestsAnswer:
         assert not isinstance(question, MigrationOrder)
-        await answer.send(RequestsAnswer((request,), 4))
+        return RequestsAnswer((request,), 4)
 
     first, second = (f"{subjects.namespace}_{name}" for name in ("Frontend", "Frontend_1"))
     for scope, lease in (("chat@2", first), ("", second), ("chat@2", second)):

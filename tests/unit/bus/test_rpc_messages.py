@@ -32,7 +32,7 @@ frames = st.one_of(
 controls = st.builds(Credit, seqs) | st.builds(Hangup)
 
 
-@given(frames, controls, st.builds(Begin, st.text(), st.binary()))
+@given(frames, controls, st.builds(Begin, st.text(), st.text(), st.binary()))
 def test_messages_survive_the_wire(frame: Any, control: Any, begin: Begin) -> None:
     assert codec.decode(codec.encode(frame), Frame) == frame
     assert codec.decode(codec.encode(control), Control) == control

@@ -10,7 +10,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from components.frontend.metrics import FrontendMetrics
-from dynamo_local.bus.nats import Answer
 from dynamo_local.core import codec
 from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import BusError
@@ -36,14 +35,7 @@ class Here:
     async def ask(self, subject: str, message: Message, reply: Any, *, timeout_s: float) -> Any:
         if subject in self.silent:
             raise BusError(f"no answer within {timeout_s:g} s")
-        answers: list[bytes] = []
-
-        class Kept:
-            async def send(self, answer: Message) -> None:
-                answers.append(codec.encode(answer))
-
-        await self.handlers[subject](message, cast("Answer", Kept()))
-        return codec.decode(answers[0], reply)
+        return codec.decode(codec.encode(await self.handlers[subject](message)), reply)
 
 
 @dataclass

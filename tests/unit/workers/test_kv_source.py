@@ -9,7 +9,6 @@ from typing import Any
 from components.workers import kv_source
 from components.workers.kv_source import KvSource
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
-from dynamo_local.tasks import TaskGuard
 from state.machine.identity import machine_id
 
 NETWORK = "10.1.2.0/24"
@@ -29,33 +28,20 @@ class Pins:
         self.held.difference_update(pins)
 
 
-class Answers:
-    """The answers to a question."""
-
-    def __init__(self) -> None:
-        self.sent: list[PinAnswer] = []
-
-    async def send(self, answer: PinAnswer) -> None:
-        self.sent.append(answer)
-
-
 class Lender:
     """A worker's source, with its engine."""
 
     def __init__(self) -> None:
         self.engine = Pins()
-        self.tasks = TaskGuard()
         presence = SimpleNamespace(engine=SimpleNamespace(kv_network=NETWORK))
-        context: Any = SimpleNamespace(tasks=self.tasks, announcer=SimpleNamespace(presence=presence))
+        context: Any = SimpleNamespace(announcer=SimpleNamespace(presence=presence))
         engine: Any = self.engine
         self.source = KvSource(context, engine, lambda: False)
 
     async def asked(self, pin: str, machine: str = "another") -> str:
         """Have the question answered. Returns the name of the pin."""
-        answers: Any = Answers()
-        await self.source._on_pin(PinQuestion(pin, "same", (b"a",), 10.0, machine=machine, network=NETWORK), answers)
-        await next(iter(self.tasks._tasks))
-        return str(answers.sent[0].pin)
+        question = PinQuestion(pin, "same", (b"a",), 10.0, machine=machine, network=NETWORK)
+        return (await self.source._on_pin(question)).pin
 
 
 async def test_a_far_reader_without_an_answer_ends_its_pin_by_the_name_in_its_question() -> None:

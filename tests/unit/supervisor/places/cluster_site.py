@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from dynamo_local.bus.nats import Answer, Bus, Subscription
+from dynamo_local.bus.nats import Bus, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.codec import Message
 from dynamo_local.core.errors import BusError, DynamoError, NobodyListensError
@@ -29,7 +29,7 @@ from tests.places_contract import NAMESPACE, ONE, worker
 from tests.unit.supervisor.actuator.fake_ports import BooksWithoutThreads, FakePorts
 
 SUBJECTS = Subjects(NAMESPACE)
-_Handler = Callable[[Message, Answer], Awaitable[None]]
+_Handler = Callable[[Message], Awaitable[Message]]
 
 
 class MemoryBus:
@@ -45,7 +45,7 @@ class MemoryBus:
         self.handlers: dict[str, _Handler] = {}
         self._under_way = 0
 
-    async def serve(self, subject: str, kind: object, handler: _Handler) -> Subscription:
+    async def serve(self, subject: str, kind: object, handler: _Handler, *, tasks: TaskGuard) -> Subscription:
         self.handlers[subject] = handler
         return cast("Subscription", None)
 
@@ -66,21 +66,11 @@ class MemoryBus:
         if self.missed.get(subject, 0) > 0:
             self.missed[subject] -= 1
             raise BusError(f"no answer on {subject}")
-        answer = MemoryAnswer()
-        await self.handlers[subject](request, cast("Answer", answer))
-        reply = await answer.reply
+        reply = await self.handlers[subject](request)
         if (missed := self.lost.get(type(request).__name__)) is not None:
             self.missed[subject] = missed
             raise BusError(f"no answer on {subject}")
         return reply
-
-
-class MemoryAnswer:
-    def __init__(self) -> None:
-        self.reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-
-    async def send(self, reply: Message) -> None:
-        self.reply.set_result(reply)
 
 
 class ClusterInMemory:

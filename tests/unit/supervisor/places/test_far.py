@@ -94,22 +94,16 @@ class Asked:
     def __init__(self) -> None:
         self.answers: list[Message] = []
 
-    async def serve(self, subject: str, kind: object, handler: Callable[[Message, Asked], Awaitable[None]]) -> None:
-        await handler(PlacesQuestion(), self)
-
-    async def send(self, message: Message) -> None:
-        self.answers.append(message)
+    async def serve(
+        self, subject: str, kind: object, handler: Callable[[Message], Awaitable[Message]], *, tasks: TaskGuard
+    ) -> None:
+        self.answers.append(await handler(PlacesQuestion()))
 
 
 async def test_an_order_that_fails_in_a_new_way_is_refused_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    tasks, bus = TaskGuard(), Asked()
-    failures: list[BaseException] = []
-    tasks.on_failure(failures.append)
-    await PlacesService(cast(Places, BrokenPlaces()), tasks, cast(Any, None)).serve(cast(Bus, bus), "places")
-    (order,) = tasks._tasks
-    await order
+    bus = Asked()
+    await PlacesService(cast(Places, BrokenPlaces()), TaskGuard(), cast(Any, None)).serve(cast(Bus, bus), "places")
     (answer,) = bus.answers
     assert isinstance(answer, Refused)
     assert "KeyError: 'nobody has thought of this'" in answer.cause
-    assert failures == []
     assert "an order has failed: PlacesQuestion" in caplog.text
