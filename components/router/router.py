@@ -109,7 +109,8 @@ class Router(Service):
 
     async def _on_assign_in_revision(self, revision: str, request: AssignRequest) -> Assignment:
         served = self._serve(revision)
-        await asyncio.wait({served.beginning})
+        if not served.beginning.done():
+            await asyncio.wait({served.beginning})
         return self._assign(served.routing, request)
 
     async def _on_account_in_revision(self, revision: str, told: Account) -> None:

@@ -311,11 +311,7 @@ class Bus:
         With `tasks`, each is handled in a task of its own there, begun in order; without, those behind one that takes
         long wait. Subscribers with the same `queue` share the requests.
         """
-
-        async def handle(_: str, request: _M) -> Message | None:
-            return await handler(request)
-
-        return await self._serve(subject, kind, handle, queue, tasks)
+        return await self._serve(subject, kind, lambda _, request: handler(request), queue, tasks)
 
     async def serve_each(
         self,
@@ -328,11 +324,9 @@ class Bus:
     ) -> Subscription:
         """`serve` on all subjects that match, as `listen_each`."""
         place = pattern.split(".").index("*")
-
-        async def handle(subject: str, request: _M) -> Message | None:
-            return await handler(subject.split(".")[place], request)
-
-        return await self._serve(pattern, kind, handle, queue, tasks)
+        return await self._serve(
+            pattern, kind, lambda on, request: handler(on.split(".")[place], request), queue, tasks
+        )
 
     async def _serve(
         self,
