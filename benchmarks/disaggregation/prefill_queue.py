@@ -34,6 +34,7 @@ from dynamo_local.bus.nats import Bus, RawMessage
 from dynamo_local.core import codec
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.work import PrefillJob
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 
 SUMMARY = "jobs per second through the prefill queue, against plain request-reply on the same NATS"
@@ -110,7 +111,7 @@ class Bench:
     asking: Bus
     publishing: Bus
     taking: list[Bus]
-    subjects: Subjects = field(default_factory=lambda: Subjects(NAMESPACE))
+    subjects: Subjects = field(default_factory=lambda: Subjects(NAMESPACE, FIRST_OF_MAIN))
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def job(self) -> PrefillJob:

@@ -13,6 +13,7 @@ from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus, Subscription
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.work import TokenBatch
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 from state.paths import StatePaths
 
@@ -26,8 +27,8 @@ class PresenceLog:
     Times are seconds since boot, as those of `accounting.Process.started_s`.
     """
 
-    def __init__(self, server: Server, revision: str = "") -> None:
-        """`revision`: of the endpoint whose workers are listened to; empty: those of the graph."""
+    def __init__(self, server: Server, revision: str = FIRST_OF_MAIN) -> None:
+        """`revision`: that whose workers are listened to."""
         assert server.state_root is not None
         self._server = server
         self._bus_file = StatePaths(server.state_root, NAMESPACE).bus_file

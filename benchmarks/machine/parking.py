@@ -32,6 +32,7 @@ from benchmarks.machine.thread_times import read_threads
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.admin import ParkAnswer, ParkQuestion
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 from state.paths import StatePaths
 
@@ -63,7 +64,7 @@ class _Worker:
     def __init__(self, server: Server, bus: Bus, lease: str, pid: int) -> None:
         self._server = server
         self._bus = bus
-        self._subject = Subjects(NAMESPACE).parking(lease)
+        self._subject = Subjects(NAMESPACE, FIRST_OF_MAIN).parking(lease)
         self._pid = pid
 
     @property

@@ -44,6 +44,7 @@ from benchmarks.network.pulls import Asker
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 from state.paths import STATE_DIR_VARIABLE, StatePaths
 
@@ -165,7 +166,7 @@ class _Stage:
         second = await log.ready_worker(frozenset({first.lease}))
         near, far = sorted((first, second), key=lambda each: each.watcher)
         bus = await Bus.connect(BusAddress.load(StatePaths(server.state_root, NAMESPACE).bus_file), name="asker")
-        asker = Asker(bus, Subjects(NAMESPACE))
+        asker = Asker(bus, Subjects(NAMESPACE, FIRST_OF_MAIN))
         await asker.start()
         return cls(server, asker, near, far, random.Random(1))
 

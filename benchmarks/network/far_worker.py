@@ -20,7 +20,7 @@ from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Watcher
+from dynamo_local.core.names import FIRST_OF_MAIN, Watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.context import ServiceContext
 from dynamo_local.sdk.config.resolved import ResolvedGraph
@@ -41,8 +41,10 @@ async def serve(namespace: str, private_dir: Path) -> None:
     bus = await Bus.connect(BusAddress.load(paths.bus_file), name=str(watcher))
     lease = secrets.token_hex(8)
     presence = Presence(str(watcher), SERVICE, service.role, lease, os.getpid(), "starting", machine=machine_id())
-    announcer = Announcer(bus, Subjects(namespace), presence)
-    worker = VllmWorker(ServiceContext(watcher, lease, graph, service, bus, announcer, private_dir, tasks))
+    announcer = Announcer(bus, Subjects(namespace, FIRST_OF_MAIN), presence)
+    worker = VllmWorker(
+        ServiceContext(watcher, FIRST_OF_MAIN, lease, graph, service, bus, announcer, private_dir, tasks)
+    )
     tasks.spawn("presence", announcer.run())
     await worker.start()
     announcer.update(state="ready")

@@ -25,6 +25,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 from state.paths import StatePaths
@@ -104,7 +105,7 @@ async def _measured(cluster: Raylets, server: Server, rounds: int) -> list[Joini
     paths, tasks = StatePaths(server.state_root, NAMESPACE), TaskGuard()
     bus = await Bus.connect(BusAddress.load(paths.bus_file), name="benchmark")
     try:
-        watch = FleetWatch(bus, Subjects(NAMESPACE))
+        watch = FleetWatch(bus, Subjects(NAMESPACE, FIRST_OF_MAIN))
         await watch.start()
         tasks.spawn("fleet", watch.run())
         fleet = Fleet(watch)

@@ -21,7 +21,7 @@ from components.frontend.async_tasks.rest import TasksRest
 from components.frontend.async_tasks.running import Surroundings as TaskSurroundings
 from components.frontend.batches.pacing import QueuedWork, room_for_tasks
 from components.frontend.batches.run import BatchKeeper
-from components.frontend.endpoints.model import Application, ModelPlan, ModelScope, ServedModel
+from components.frontend.endpoints.model import Application
 from components.frontend.endpoints.revision import FrontendIdentity
 from components.frontend.endpoints.served_models import BoardWatch, ServedModels
 from components.frontend.http.forwarding import Forwarding
@@ -43,7 +43,7 @@ from dynamo_local.bus.nats import publish_event
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.addresses import host_in_url
 from dynamo_local.core.errors import PortInUseError
-from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE
+from dynamo_local.core.fleet.view import FRONTEND_ROLE
 from dynamo_local.core.http.asgi import App
 from dynamo_local.core.http.paths import RESPONSES, TASKS
 from dynamo_local.core.live_settings import LiveSettings
@@ -97,24 +97,22 @@ class Frontend(Service):
         self._limits = limits_of(self._settings, context.config)
         self._keys = KeyFile(self._settings.api_key_file, "api-key-file")
         self._admin_keys = KeyFile(self._settings.admin_key_file, "admin-key-file")
-        routed = context.has(Router.__name__)
-        self._own = self._own_model(routed)
         self._paths = paths = StatePaths.of(context.namespace, os.environ)
         places = Places(paths.limits_file)
         self._counters, self._rooms = Counters(places), Rooms(places)
+        routed = context.has(Router.__name__)
         identity = FrontendIdentity(
             *(context.watcher, context.lease, context.bus, context.private_dir), routed=routed, room=self._rooms.of
         )
-        if self._own is not None:
-            self._own.entry.room = self._rooms.of("")
         self._known_keys = KnownKeys(paths, self._counters.keys_changed)
-        self.served = ServedModels(identity, paths, context.tasks, self._application, self._limits, self._own)
+        self.served = ServedModels(identity, paths, context.tasks, self._application, self._limits)
+        self.served.on_counts = lambda counts: context.announcer.note(counts=counts)
         self._usage = FrontendUsage(paths, context.lease)
         self._stores = Stores(paths, self._settings)
         self._answers = Answers(AnswerFolder(paths), self._settings, context.tasks)
         self._board = BoardWatch(paths.board_file, context.bus, context.subjects, self.served.follow)
-        self._fleet = FleetWatch(context.bus, context.subjects) if self._own is None else self._own.fleet
-        self._graph = GraphWatch(context.bus, context.subjects, self._fleet) if self._own is None else self._own.graph
+        self._fleet = FleetWatch(context.bus, context.subjects)
+        self._graph = GraphWatch(context.bus, context.subjects, self._fleet)
         self._metrics = FrontendMetrics(
             context.bus, context.subjects, context.lease, self._fleet, self._usage.samples_by_key
         )
@@ -135,16 +133,13 @@ class Frontend(Service):
         def progress(detail: str) -> None:
             loop.call_soon_threadsafe(lambda: announcer.update(detail=detail))
 
-        if self._own is None:
-            await self._graph.start()
-            await self._fleet.start()
-            context.tasks.spawn("fleet", self._fleet.run())
-        else:
-            await self._own.start(progress)
-        self.served.refresh()
-        self._server = self._make_server()
+        await self._graph.start()
+        await self._fleet.start()
+        context.tasks.spawn("fleet", self._fleet.run())
         # Whoever connects to a frontend that was started again finds the endpoints that there are.
         await self._board.start()
+        await self.served.main_is_built(progress)
+        self._server = self._make_server()
         serving = await self._server.start(listener, progress)
         await self._answers.start()
         context.tasks.spawn("board of endpoints", self._board.run())
@@ -169,20 +164,7 @@ class Frontend(Service):
         if self._server is not None:
             await self._server.stop(self._settings.drain_timeout_s)
         await self.served.close()
-        if self._own is not None:
-            await self._own.close()
         self._usage.close()
-
-    def _own_model(self, routed: bool) -> ServedModel | None:
-        """Return the model of the graph's own workers. None: the graph has none."""
-        context = self._context
-        roles = [service.role for service in context.graph.services]
-        if not ENGINE_ROLES & set(roles):
-            return None
-        scope = ModelScope(
-            context.bus, context.subjects, context.lease, context.tasks, context.announcer, context.private_dir
-        )
-        return ServedModel(scope, ModelPlan(context.config, routed, roles), self._application)
 
     def _application(self, config: Mapping[str, Any], private_dir: Path, dispatcher: Dispatcher) -> Application:
         from dynamo_local.engine.vllm.frontend.application import ModelApplication
@@ -194,11 +176,11 @@ class Frontend(Service):
 
     def _samples(self) -> Iterator[Sample]:
         """Return the samples that /metrics shows beside vLLM's own."""
-        # The processes that work for all models belong to the graph, which may have no model of its own.
-        shared = [ModelState("", self._graph.snapshot())] if self._own is None else []
+        # The processes that work for all models.
+        shared = ModelState("", self._graph.snapshot())
         served = [ModelState(model.name, model.graph.snapshot(), model.state) for model in self.served.models]
         table = self.served.table
-        yield from samples([*shared, *served], self.served.board.endpoints, table.held_by_class(), table.refused())
+        yield from samples([shared, *served], self.served.board.endpoints, table.held_by_class(), table.refused())
         yield from self._usage.samples()
 
     def _distributions(self) -> Iterator[Distribution]:

@@ -17,7 +17,7 @@ from components.router.cache_watch import CacheWatch
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.view import Change, Happened
-from dynamo_local.core.messages.presence import Counts, Presence
+from dynamo_local.core.messages.presence import Counts
 from dynamo_local.core.messages.routing import (
     Account,
     Assignment,
@@ -44,7 +44,7 @@ _HEARD_WITHIN_S = 0.5
 
 @dataclass
 class ModelRouting:
-    """Routing among the workers of an endpoint's revision, or of the graph itself."""
+    """Routing among the workers of an endpoint's revision."""
 
     bus: Bus
     subjects: Subjects
@@ -106,10 +106,6 @@ class ModelRouting:
         self._caches.assigned(worker, blocks)
         assignment = Assignment(worker, cached if blocks else None, choice.pull_from, needs_blocks, order=order)
         return Routed(assignment, choice.costs)
-
-    def members(self) -> list[Presence]:
-        """The model's processes; of the graph itself, all of its services'."""
-        return self._fleet.view.members()
 
     @property
     def index_blocks(self) -> int:

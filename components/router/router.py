@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from components.router.model_routing import Assignments, ModelRouting
 from components.workers import VllmWorker
+from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.fleet.view import ROUTER_ROLE
 from dynamo_local.core.messages.routing import (
@@ -22,6 +23,7 @@ from dynamo_local.core.messages.routing import (
     RoutesAnswer,
     RoutesQuestion,
 )
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.routing.explanation import route_row
 from dynamo_local.core.routing.policies import DEFAULT, POLICIES
 from dynamo_local.core.subjects import Subjects
@@ -62,7 +64,7 @@ class _Served:
 class Router(Service):
     """Assigns requests to workers, and counts them as their load until they are released.
 
-    The workers of the graph and those of each endpoint's revision are kept apart: each has its own ledger.
+    The workers of each revision are kept apart: each has its own ledger.
     """
 
     workers = depends(VllmWorker)
@@ -72,48 +74,36 @@ class Router(Service):
         self._policy = context.settings(RouterSettings).policy
         self._assignments = Assignments(self._policy)
         self._revisions: dict[str, _Served] = {}
-        self._own = self._routing(context.subjects)
+        self._processes = FleetWatch(context.bus, context.subjects)
+        """Those that serve no model of their own, the other routers among them."""
 
     @async_on_start
     async def start(self) -> None:
         """Listen. A restarted router starts with an empty ledger, and learns the load from the charges of frontends."""
-        subjects = self._context.subjects
+        bus, context = self._context.bus, self._context
         self._note()
-        await self._own.start()
-        for name, work in self._own.works():
-            self._context.tasks.spawn(name, work)
-        bus = self._context.bus
-        await bus.serve(subjects.assign, AssignRequest, self._on_assign, queue=ROUTER_ROLE)
-        await bus.listen(subjects.account, Account, self._on_account)
-        await bus.serve(subjects.routes(self._context.lease), RoutesQuestion, self._on_routes)
-        every = Subjects(self._context.namespace, "*")
+        await self._processes.start()
+        context.tasks.spawn("processes", self._processes.run())
+        await bus.serve(context.subjects.routes(context.lease), RoutesQuestion, self._on_routes)
+        every = Subjects(context.namespace, "*")
         # In tasks: a revision that begins keeps no question of others waiting.
-        tasks = self._context.tasks
-        await bus.serve_each(every.assign, AssignRequest, self._on_assign_in_revision, queue=ROUTER_ROLE, tasks=tasks)
-        await bus.listen_each(every.account, Account, self._on_account_in_revision)
-        self._context.tasks.spawn("revisions", self._forget())
-
-    # The graph's own workers.
-
-    async def _on_assign(self, request: AssignRequest) -> Assignment:
-        return self._assign(self._own, request)
-
-    async def _on_account(self, told: Account) -> None:
-        self._own.note(told)
+        await bus.serve_each(every.assign, AssignRequest, self._on_assign, queue=ROUTER_ROLE, tasks=context.tasks)
+        await bus.listen_each(every.account, Account, self._on_account)
+        context.tasks.spawn("revisions", self._forget())
+        # So that its first request finds what workers have cached.
+        self._serve(FIRST_OF_MAIN)
 
     async def _on_routes(self, question: RoutesQuestion) -> RoutesAnswer:
         """Of all models: an operator asks each router once."""
         return RoutesAnswer(self._policy, self._assignments.latest(question))
 
-    # The workers of endpoints.
-
-    async def _on_assign_in_revision(self, revision: str, request: AssignRequest) -> Assignment:
+    async def _on_assign(self, revision: str, request: AssignRequest) -> Assignment:
         served = self._serve(revision)
         if not served.beginning.done():
             await asyncio.wait({served.beginning})
         return self._assign(served.routing, request)
 
-    async def _on_account_in_revision(self, revision: str, told: Account) -> None:
+    async def _on_account(self, revision: str, told: Account) -> None:
         # Begun by charges as well: the workers are known then when the next request comes.
         if revision in self._revisions or isinstance(told, Charged | Charges):
             self._serve(revision).routing.note(told)
@@ -169,12 +159,12 @@ class Router(Service):
     def _has_others(self) -> bool:
         """Whether there are further routers. They hear of an assignment by its frontend, which tells them of its end as
         well: in this order."""
-        lease = self._context.lease
-        return any(each.role == ROUTER_ROLE and each.lease != lease for each in self._own.members())
+        lease, processes = self._context.lease, self._processes.view.members()
+        return any(each.role == ROUTER_ROLE and each.lease != lease for each in processes)
 
     def _note(self) -> None:
         """Have the counts published."""
-        routings = [self._own, *(served.routing for served in self._revisions.values())]
+        routings = [served.routing for served in self._revisions.values()]
         counts = self._assignments.counts(
             index_blocks=sum(routing.index_blocks for routing in routings),
             out_of_step=sum(routing.out_of_step for routing in routings),

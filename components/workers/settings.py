@@ -11,6 +11,7 @@ from components.vllm import PRELOAD
 from components.workers.listed_adapters import BoardAdapters
 from components.workers.warming import DEFAULT_SHARE
 from dynamo_local.core.http.bounds.request import RequestBounds
+from dynamo_local.core.names import MAIN, endpoint_of
 from dynamo_local.core.ports import Engine
 from dynamo_local.engine.kv.network import NetworkSettings, far_kv_here
 from dynamo_local.engine.mocker.settings import MockerSettings
@@ -119,14 +120,13 @@ def make_engine(context: ServiceContext) -> Engine:
         tasks=context.tasks,
         listed=_listed_adapters(context),
         bus_host=context.bus.secure_host,
-        # Workers of endpoints alone are parked.
-        parks=bool(context.watcher.revision),
+        # Those of the graph itself are not parked.
+        parks=endpoint_of(context.revision) != MAIN,
     )
 
 
 def _listed_adapters(context: ServiceContext) -> BoardAdapters | None:
     """The adapters of the worker's endpoint; None for a worker of the graph: its adapters are in its configuration."""
-    revision = context.watcher.revision
-    if not revision:
+    if endpoint_of(context.revision) == MAIN:
         return None
-    return BoardAdapters(StatePaths.of(context.namespace, os.environ).board_file, revision)
+    return BoardAdapters(StatePaths.of(context.namespace, os.environ).board_file, context.revision)

@@ -20,10 +20,9 @@ import msgspec
 from dynamo_local.bus.nats import Bus, RawMessage, Subscription
 from dynamo_local.core import codec
 from dynamo_local.core.beats import BEAT_S, QUIET_AFTER_S, QUIET_BEAT_S, until_beat
-from dynamo_local.core.errors import BusError, ConfigError, DecodeError
+from dynamo_local.core.errors import BusError, DecodeError
 from dynamo_local.core.fleet.view import FRONTEND_ROLE, TTL_S, Change, FleetView
 from dynamo_local.core.messages.presence import Counts, LeaseRevoked, Load, Presence, as_received, as_sent
-from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.process.soft_binding import ThreadTimes, shares_between
 from dynamo_local.core.subjects import Subjects
 from state.machine.identity import machine_id
@@ -126,8 +125,8 @@ def _timeless(load: Load | None) -> Load | None:
 class FleetWatch:
     """Keeps a FleetView up to date from the bus, and calls listeners for every change.
 
-    The processes are those of the subjects' revision, or the graph's own. `everywhere`: the graph's own, and the
-    workers of all endpoints. `frontends_alone`: nothing is heard of others, which may be many.
+    The processes are those of the subjects' revision, or those that serve no model of their own. `everywhere`: these
+    and the workers of all endpoints. `frontends_alone`: nothing is heard of others, which may be many.
     """
 
     def __init__(
@@ -166,7 +165,7 @@ class FleetWatch:
         listening.append(await bus.subscribe(heard, self._on_presence))
         listening.append(await bus.listen(subjects.revoked, LeaseRevoked, self._on_revoked))
         if self._everywhere:
-            listening.append(await bus.subscribe(subjects.presences_of_endpoints, self._on_endpoint_presence))
+            listening.append(await bus.subscribe(subjects.presences_of_workers, self._on_presence))
             listening.append(await bus.listen(subjects.revoked_of_endpoints, LeaseRevoked, self._on_revoked))
         listening.append(await bus.subscribe(self._echo, self._on_echo))
         await bus.publish(subjects.probe_of_frontends if self._frontends_alone else subjects.probe, b"")
@@ -236,16 +235,6 @@ class FleetWatch:
             return
         self._last[message.subject] = message.data, presence.lease
         self._tell(self.view.observe(presence, now))
-
-    async def _on_endpoint_presence(self, message: RawMessage) -> None:
-        # A frontend announces itself in each revision that it serves, beside its presence as a process of the graph.
-        try:
-            watcher = parse_watcher(message.subject.rpartition(".")[2])
-        except ConfigError as error:
-            _log.warning("the announcement of a process on %s cannot be read: %s", message.subject, error)
-            return
-        if watcher.revision:
-            await self._on_presence(message)
 
     async def _on_revoked(self, revoked: LeaseRevoked) -> None:
         self._tell(self.view.revoke(revoked.lease))

@@ -18,7 +18,7 @@ from dynamo_local.cli.options import (
     state_folder,
 )
 from dynamo_local.cli.output import date, print_json, print_result, table
-from dynamo_local.core.names import short_watcher, shown_node
+from dynamo_local.core.names import MAIN, short_watcher, shown_node
 from dynamo_local.core.shares import shown_devices
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def ps(namespace: str, as_json: bool) -> None:
 
 def table_of_processes(rows: Sequence[WatcherRow]) -> str:
     """Return the rows as text, with a column of endpoints if there are any, and of nodes if there are several."""
-    without = [] if any(row.endpoint for row in rows) else ["ENDPOINT"]
+    without = ["ENDPOINT"] if all(row.is_of_graph for row in rows) else []
     if len({row.node for row in rows}) < 2:
         without.append("NODE")
     return table(_PS_HEADERS, list(map(_ps_cells, rows)), without)
@@ -80,7 +80,7 @@ def table_of_processes(rows: Sequence[WatcherRow]) -> str:
 def _ps_cells(row: WatcherRow) -> tuple[str, ...]:
     return (
         short_watcher(row.watcher),
-        row.endpoint or "-",
+        "-" if row.is_of_graph else row.endpoint,
         row.component,
         row.role,
         shown_node(row.node),
@@ -223,7 +223,7 @@ def _route_cells(line: RouteLine) -> tuple[str, ...]:
 
 
 def _explained(line: RouteLine) -> str:
-    endpoint = f" for {line.endpoint}" if line.endpoint else ""
+    endpoint = "" if line.endpoint in {"", MAIN} else f" for {line.endpoint}"
     parts = [
         f"{line.request}{endpoint}, {line.tokens} tokens, {line.age_s:.1f}s ago",
         f"to {_short(line.worker)}: {line.why}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +12,7 @@ from dynamo_local.cli.commands import CommandGroup
 from dynamo_local.cli.options import endpoint_option, json_option, namespace_option, server_of
 from dynamo_local.cli.output import print_result, table
 from dynamo_local.core.errors import UsageError
-from dynamo_local.core.names import short_watcher
+from dynamo_local.core.names import MAIN, short_watcher
 
 if TYPE_CHECKING:
     from dynamo_local.control.answers import JobRow, QueueView, RequestsView
@@ -70,8 +70,13 @@ def _requests_text(view: RequestsView) -> str:
 
 def table_of_requests(lines: Sequence[RequestLine]) -> str:
     """Return the lines as text, with a column of endpoints if any request is for one."""
-    without = () if any(line.endpoint for line in lines) else ("ENDPOINT",)
+    without = _without_endpoints(line.endpoint for line in lines)
     return table(_REQUEST_HEADERS, list(map(_request_cells, lines)), without)
+
+
+def _without_endpoints(endpoints: Iterable[str]) -> tuple[str, ...]:
+    """The column to leave out where the graph's own model is the only one."""
+    return ("ENDPOINT",) if set(endpoints) <= {"", MAIN} else ()
 
 
 def _request_cells(line: RequestLine) -> tuple[str, ...]:
@@ -194,7 +199,7 @@ def purge(namespace: str, endpoint: str | None, yes: bool) -> None:
 def _queue_text(view: QueueView) -> str:
     parts = [_lengths(view.waiting, view.in_hand)]
     if view.jobs:
-        without = () if any(job.endpoint for job in view.jobs) else ("ENDPOINT",)
+        without = _without_endpoints(job.endpoint for job in view.jobs)
         parts.append(table(_JOB_HEADERS, list(map(_job_cells, view.jobs)), without))
     hidden = view.waiting + view.in_hand - len(view.jobs)
     if hidden > 0:

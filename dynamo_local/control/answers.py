@@ -10,7 +10,7 @@ import msgspec
 from dynamo_local.core.messages.admin import RequestLine
 from dynamo_local.core.messages.kv import KvWays
 from dynamo_local.core.messages.presence import Load
-from dynamo_local.core.names import LOCAL_NODE
+from dynamo_local.core.names import LOCAL_NODE, MAIN
 
 
 def same_fields(source: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class WatcherRow(msgspec.Struct, frozen=True, kw_only=True):
     component: str
     role: str
     endpoint: str = ""
-    """The endpoint that the process works for; empty for the graph's own processes."""
+    """The endpoint whose model it serves; "main" for workers of the graph itself, empty for what is no worker."""
     revision: str = ""
     """The revision of that endpoint, such as "chat@2"."""
     pid: int | None
@@ -80,6 +80,11 @@ class WatcherRow(msgspec.Struct, frozen=True, kw_only=True):
     node: str = LOCAL_NODE
     """Where the process runs, and whose its pid and devices are; "local": the server's machine."""
 
+    @property
+    def is_of_graph(self) -> bool:
+        """Whether the graph has the process itself, and not an endpoint that was ordered beside it."""
+        return self.endpoint in {"", MAIN}
+
 
 class RequestsView(msgspec.Struct, frozen=True, kw_only=True):
     """The oldest requests of each frontend, and the number of those that are left out."""
@@ -95,7 +100,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     age_s: float
     endpoint: str = ""
-    """The endpoint whose prompts the queue is for; empty for the graph's own model."""
+    """The endpoint whose prompts the queue is for; "main" for the graph's own model."""
     revision: str = ""
     job: str | None = None
     request_id: str | None = None

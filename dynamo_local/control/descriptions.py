@@ -34,7 +34,7 @@ class RoutesView(msgspec.Struct, frozen=True, kw_only=True):
 
 class FleetLook(msgspec.Struct, frozen=True):
     """What all processes announce, as messages have it. `connected`: whether NATS answers. If not, this is what was
-    heard last, and no queue can be read. `queues`: lengths of the prefill queues by revision, the graph's own first."""
+    heard last, and no queue can be read. `queues`: lengths of the prefill queues by revision."""
 
     connected: bool
     members: tuple[Presence, ...]
@@ -51,7 +51,7 @@ class WatcherDescription(msgspec.Struct, frozen=True, kw_only=True):
     component: str
     role: str
     revision: str = ""
-    """The endpoint's revision that it serves; empty for the graph's own processes."""
+    """The endpoint's revision that it serves; empty for a process that serves no model of its own."""
     state: str
     detail: str
     pid: int | None

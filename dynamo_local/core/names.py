@@ -120,8 +120,15 @@ def parse_revision(text: str) -> Revision:
     return Revision(match["endpoint"], int(match["number"]))
 
 
+MAIN = "main"
+"""The endpoint of the workers that a graph has itself. Their watchers have no revision in their names."""
+
+FIRST_OF_MAIN = str(Revision(MAIN, 1))
+
+
 def endpoint_of(revision: str) -> str:
-    """The endpoint's name in the text of a revision; empty for an empty one, which stands for the graph's own model."""
+    """The endpoint's name in the text of a revision; empty for an empty one, that of processes which serve no model of
+    their own."""
     return revision.partition("@")[0]
 
 
@@ -138,13 +145,19 @@ def endpoint_named(name: str) -> str:
 class Watcher:
     """A watcher's name in parts. The watcher with index 0 has no suffix, and is the template for more.
 
-    `revision`: text of the endpoint's revision that the process belongs to; empty for the graph's own processes.
+    `revision`: text of the revision, where the name has one; those of the graph's processes have none. Which revision
+    a worker serves is told by its entry in the statefile, and by its presence.
     """
 
     namespace: str
     service: str
     index: int = 0
     revision: str = ""
+
+    @classmethod
+    def of(cls, namespace: str, service: str, index: int, revision: str) -> Watcher:
+        """The watcher of a process that serves this revision; empty: of one that serves no model of its own."""
+        return cls(namespace, service, index, "" if endpoint_of(revision) == MAIN else revision)
 
     def __str__(self) -> str:
         base = "_".join(part for part in (self.namespace, self.revision, self.service) if part)

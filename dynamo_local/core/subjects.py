@@ -1,6 +1,6 @@
 """The subjects of the bus, each spelled once.
 
-A subject is `dyn.{namespace}.{kind}...`, or, for the processes of an endpoint's revision,
+A subject is `dyn.{namespace}.{kind}...`, or, among the processes that serve a revision of an endpoint,
 `dyn.{namespace}.endpoint.{revision}.{kind}...`. Namespaces, revisions and service names contain no dot, so that a
 subject can be split.
 """
@@ -21,7 +21,7 @@ OWNERS_BUCKET = "dyn_owners"
 
 
 def revision_in(subject: str) -> str:
-    """The text of the endpoint's revision whose processes talk on a subject; empty for the graph's own subjects."""
+    """The text of the revision whose processes talk on a subject; empty for a subject of the whole server."""
     parts = subject.split(".", 4)
     return parts[3] if len(parts) > 4 and parts[2] == "endpoint" else ""
 
@@ -30,8 +30,9 @@ def revision_in(subject: str) -> str:
 class Subjects:
     """The NATS subjects of one namespace, and the names of its streams. `lease` names the process that listens.
 
-    `revision`: text of an endpoint's revision whose processes talk among themselves; empty for the graph's own. What
-    concerns the whole server (events, devices, settings, the planner) has one subject for all of them.
+    `revision`: text of an endpoint's revision whose processes talk among themselves; empty for processes that serve no
+    model of their own. What concerns the whole server (events, devices, settings, the planner) has one subject for all
+    of them.
     """
 
     namespace: str
@@ -60,9 +61,15 @@ class Subjects:
         return f"{self._root}.presence.{_FRONTEND}.*"
 
     @property
-    def presences_of_endpoints(self) -> str:
-        """Matches the presences in all revisions of all endpoints."""
-        return f"{self._server}.endpoint.*.presence.*.*"
+    def presences_of_workers(self) -> str:
+        """Matches the presences of the workers of all revisions. Frontends announce themselves in each revision that
+        they serve as well, and are not among them."""
+        return f"{self._server}.endpoint.*.presence.{_OTHER}.*"
+
+    @property
+    def presences_in_revisions(self) -> str:
+        """Matches the presences of frontends in all revisions that they serve."""
+        return f"{self._server}.endpoint.*.presence.{_FRONTEND}.*"
 
     @property
     def probe(self) -> str:
@@ -71,7 +78,7 @@ class Subjects:
 
     @property
     def probe_of_frontends(self) -> str:
-        """Tells the frontends of this revision, or of the graph itself, to publish their presence at once."""
+        """Tells the frontends of this revision, or of the server, to publish their presence at once."""
         return f"{self._root}.probe.{_FRONTEND}"
 
     @property

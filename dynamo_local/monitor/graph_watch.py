@@ -13,11 +13,10 @@ from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError, QueueAbsentError
-from dynamo_local.core.fleet.view import Change, Happened
+from dynamo_local.core.fleet.view import FRONTEND_ROLE, Change, Happened
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.reports import PlannerReport
 from dynamo_local.core.messages.work import QueueLength
-from dynamo_local.core.names import parse_watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.monitor.metrics import Snapshot
 
@@ -90,7 +89,7 @@ class GraphWatch:
         return self._report[1]
 
     def _is_member(self, presence: Presence) -> bool:
-        return not self._subjects.revision or parse_watcher(presence.watcher).revision == self._subjects.revision
+        return not self._subjects.revision or presence.role != FRONTEND_ROLE
 
     def _on_change(self, change: Change) -> None:
         if change.what is Happened.APPEARED and self._is_member(change.presence):

@@ -17,7 +17,7 @@ from rich.text import Text
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.presence import MigrationCounts
 from dynamo_local.core.messages.reports import DecisionReport, EndpointReport, PlannerReport
-from dynamo_local.core.names import endpoint_of, parse_revision, short_watcher
+from dynamo_local.core.names import MAIN, endpoint_of, parse_revision, short_watcher
 from dynamo_local.monitor.scraping import FrontendFigures
 from dynamo_local.monitor.top import EndpointRow, EventRow, ProcessRow, RoutingRow, TopView, WorkerRow
 
@@ -132,7 +132,7 @@ def _width(cell: str | Text) -> int:
 
 @dataclass(frozen=True)
 class Section:
-    """The workers of one revision; those of the graph's own model if it is empty.
+    """The workers of one revision.
 
     `endpoint`: None if the board does not have it. `answers`: whether the endpoint's state is about this revision.
     """
@@ -144,14 +144,13 @@ class Section:
 
 
 def sections_of(view: TopView) -> list[Section]:
-    """Return the graph's own workers, if it has any, then a section for each revision, in order of endpoints."""
+    """Return a section for each revision, the graph's own workers first, the others in order of endpoints."""
     endpoints = {row.name: row for row in view.endpoints}
     workers: dict[str, list[WorkerRow]] = {row.revision: [] for row in view.endpoints}
     for row in view.workers:
         workers.setdefault(row.revision, []).append(row)
-    own = workers.pop("", [])
-    sections = [Section("", tuple(own))] if own else []
-    for revision in sorted(workers, key=parse_revision):
+    sections = []
+    for revision in sorted(workers, key=lambda text: (endpoint_of(text) != MAIN, parse_revision(text))):
         endpoint = endpoints.get(endpoint_of(revision))
         answers = endpoint is None or endpoint.revision == revision
         sections.append(Section(revision, tuple(workers[revision]), endpoint, answers))
@@ -327,7 +326,7 @@ def _workers(view: TopView, width: int, ascii_only: bool) -> Iterator[Renderable
     columns = _worker_columns(rows, ascii_only)
     tables = tables_of(columns, width, [len(section.workers) for section in sections])
     for section, table in zip(sections, tables, strict=True):
-        if section.revision:
+        if section.endpoint is not None or endpoint_of(section.revision) != MAIN:
             yield heading_of(section, width)
         if section.workers:
             yield table

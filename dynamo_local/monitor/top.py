@@ -22,7 +22,7 @@ from dynamo_local.core.messages.presence import Counts, Load, MigrationCounts, P
 from dynamo_local.core.messages.reports import EndpointReport, Event, PlannerReport
 from dynamo_local.core.messages.work import QueueLength
 from dynamo_local.core.migration.protocol import migrations_of
-from dynamo_local.core.names import Revision, endpoint_of, parse_watcher
+from dynamo_local.core.names import FIRST_OF_MAIN, Revision, endpoint_of
 from dynamo_local.monitor.metrics import Snapshot
 from dynamo_local.monitor.scraping import FrontendFigures, FrontendReader, Rates, ReadFigures
 from dynamo_local.tasks import TaskGuard
@@ -52,7 +52,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     watcher: str
     role: str
     revision: str = ""
-    """The endpoint's revision that it serves, such as "chat@2"; empty for the graph's own model."""
+    """The endpoint's revision that it serves, such as "chat@2"; "main@1" for the graph's own model."""
     state: str
     detail: str
     running: int | None
@@ -271,7 +271,7 @@ def _worker(presence: Presence, snapshot: Snapshot, rates: Rates) -> WorkerRow:
     return WorkerRow(
         watcher=presence.watcher,
         role=presence.role,
-        revision=parse_watcher(presence.watcher).revision,
+        revision=presence.revision,
         state=_state(presence, snapshot),
         detail=presence.detail,
         running=load.running,
@@ -350,7 +350,11 @@ class TopSession:
         seen = self._seen
         queues = dict(seen.queues)
         snapshot = Snapshot(
-            time.monotonic(), seen.members, frozenset(seen.ready), queue=queues.pop("", None), planner=seen.planner
+            time.monotonic(),
+            seen.members,
+            frozenset(seen.ready),
+            queue=queues.pop(FIRST_OF_MAIN, None),
+            planner=seen.planner,
         )
         return view_of(
             self._namespace,

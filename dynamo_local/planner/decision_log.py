@@ -14,6 +14,7 @@ import msgspec
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.http.json_text import as_line
 from dynamo_local.core.messages.reports import Event
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.planning.actions import Action, ActionOutcome
 from dynamo_local.core.planning.decision import Decision, describe
 from dynamo_local.core.planning.endpoints.decision import (
@@ -167,8 +168,9 @@ def _role(verdict: RoleVerdict) -> dict[str, Any]:
 
 
 def _action(action: Action) -> dict[str, Any]:
-    # Workers of the graph itself are of no revision.
-    return {name: value for name, value in msgspec.to_builtins(action).items() if value != ""}
+    # Workers of the graph itself are told by their service alone.
+    left_out = {"", FIRST_OF_MAIN}
+    return {name: value for name, value in msgspec.to_builtins(action).items() if value not in left_out}
 
 
 def _outcome(outcome: ActionOutcome) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError, NotRunningError, StateError
-from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE, PREFILL_ROLE, in_flight_of, ttl_s
+from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE, in_flight_of, ttl_s
 from dynamo_local.core.messages.endpoints import Board, EndpointView
 from dynamo_local.core.messages.presence import Presence, as_received
-from dynamo_local.core.names import endpoint_of, parse_watcher
+from dynamo_local.core.names import FIRST_OF_MAIN, MAIN, endpoint_of
 from dynamo_local.core.planning.endpoints.decision import EndpointSeen, EndpointsObservation, roles_of
 from dynamo_local.core.planning.window import Claim, Observation, QueueReading, observe
 from dynamo_local.core.shares import summed
@@ -43,8 +43,8 @@ class ServerState:
     inventory: int
 
     def claims_of(self, endpoint: str) -> tuple[Claim, ...]:
-        """The claims of an endpoint's workers, of all its revisions; of the graph's own if `endpoint` is empty."""
-        return tuple(each for each in self.claims if endpoint_of(parse_watcher(each.watcher).revision) == endpoint)
+        """The claims of an endpoint's workers, of all its revisions."""
+        return tuple(each for each in self.claims if each.endpoint == endpoint)
 
     def devices_of(self, endpoint: str) -> float:
         """Devices that those workers hold together."""
@@ -58,7 +58,7 @@ class ServerState:
     @property
     def devices_of_endpoints(self) -> float:
         """Devices that the workers of all endpoints hold together."""
-        return summed([self.devices, -self.devices_of("")])
+        return summed([self.devices, -self.devices_of(MAIN)])
 
 
 class StateReader:
@@ -90,7 +90,11 @@ class StateReader:
 def claims_of(state: State) -> tuple[Claim, ...]:
     """Return the claims of workers that run, start, restart or end."""
     return tuple(
-        Claim(name, component.role, component.device_count, retiring=component.phase == "retiring")
+        Claim(
+            *(name, component.role, component.device_count),
+            retiring=component.phase == "retiring",
+            endpoint=endpoint_of(component.revision),
+        )
         for name, component in state.components.items()
         if component.holds and component.role in ENGINE_ROLES
     )
@@ -136,7 +140,7 @@ class FrontendsWatch:
 
     async def start(self) -> None:
         """Listen, and ask all processes to publish their presence now."""
-        await self._bus.listen_each(self._subjects.presences_of_endpoints, Presence, self._on_presence)
+        await self._bus.listen_each(self._subjects.presences_in_revisions, Presence, self._on_presence)
         await self._bus.publish(self._subjects.probe_of_all, b"")
 
     def in_flight(self, revision: str) -> int | None:
@@ -166,9 +170,8 @@ class FrontendsWatch:
         return [presence for presence, at in self._heard.get(revision, {}).values() if now - at <= ttl_s(presence)]
 
     async def _on_presence(self, revision: str, presence: Presence) -> None:
-        if presence.role == FRONTEND_ROLE:
-            now = self._clock()
-            self._heard.setdefault(revision, {})[presence.watcher] = as_received(presence, now), now
+        now = self._clock()
+        self._heard.setdefault(revision, {})[presence.watcher] = as_received(presence, now), now
 
 
 @dataclass
@@ -205,7 +208,7 @@ class FleetMetrics:
         self._state = state
         self._templates = {role: service for role, service in templates.items() if role in ENGINE_ROLES}
         self._promised = promised or Promised()
-        self._queue = QueueReader(bus, subjects)
+        self._queue = QueueReader(bus, Subjects(subjects.namespace, FIRST_OF_MAIN))
 
     async def pull(self) -> Observation:
         """Return an observation of the fleet now. Raises NotRunningError when the server has ended."""
@@ -217,7 +220,7 @@ class FleetMetrics:
         view = self._watch.view
         return observe(
             at=time.monotonic(),
-            claims=None if state is None else state.claims_of(""),
+            claims=None if state is None else state.claims_of(MAIN),
             members=view.members(),
             routable=view.ready(ENGINE_ROLES),
             queue=queue,
@@ -278,7 +281,7 @@ class EndpointMetrics:
         return EndpointsObservation(
             at,
             tuple(self._seen(view, serving.get(view.spec.name), state, fleet, queues, at) for view in board.endpoints),
-            None if state is None else max(state.devices_of(""), self._promised.own),
+            None if state is None else max(state.devices_of(MAIN), self._promised.own),
             None if state is None else state.inventory,
             board.number,
         )

@@ -17,6 +17,7 @@ from dynamo_local.control.client import ControlClient
 from dynamo_local.control.errors import absent_server, only_starting, why_absent
 from dynamo_local.core.errors import DecodeError, StateError, SupervisorError
 from dynamo_local.core.messages.reports import Event
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.planning.endpoints.decision import EndpointRecorder
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.subjects import Subjects
@@ -66,7 +67,7 @@ class PlannerSession:
         reports = PlannerPublisher(bus, subjects, self.options, self.watcher)
         tasks.spawn("planner reports", reports.run())
         state = StateReader(StateStore(self.paths), partial(usable_devices_now, self.paths, blueprint))
-        templates = {template.role: template.service for template in reversed(blueprint.workers_of())}
+        templates = {template.role: template.service for template in reversed(blueprint.workers_of(FIRST_OF_MAIN))}
         promised = Promised()
         metrics = FleetMetrics(bus, subjects, watch, state, templates, promised)
         if not self.watcher:
@@ -159,7 +160,7 @@ def usable_devices(blueprint: Blueprint, state: State) -> int:
     if blueprint.clustered:
         return int(blueprint.device_count)
     devices = len(blueprint.inventory.devices)
-    own = blueprint.workers_of()
+    own = blueprint.workers_of(FIRST_OF_MAIN)
     if own and all(template.virtual for template in own):
         return devices
     return devices - len(held(blueprint.inventory, taken(state)))

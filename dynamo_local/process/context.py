@@ -22,6 +22,8 @@ class ServiceContext:
     """Passed to a service's constructor. There is one for each process."""
 
     watcher: Watcher
+    revision: str
+    """Text of the endpoint's revision that the process serves; empty for one that serves no model of its own."""
     lease: str
     graph: ResolvedGraph
     service: ResolvedService
@@ -37,7 +39,7 @@ class ServiceContext:
 
     @property
     def subjects(self) -> Subjects:
-        return Subjects(self.namespace, self.watcher.revision)
+        return Subjects(self.namespace, self.revision)
 
     @property
     def config(self) -> dict[str, Any]:

@@ -49,7 +49,8 @@ from state.statefile.transitions import claimed
 class Startup:
     """The identity of a service process, and where it finds the bus and its server's files.
 
-    `role`: that of the process before it, if there was one. `server_pid`, `circus_endpoint`: of its server.
+    `role`: that of the process before it, if there was one. `revision`: that it serves. `server_pid`,
+    `circus_endpoint`: of its server.
     """
 
     watcher: Watcher
@@ -58,6 +59,7 @@ class Startup:
     bus: BusAddress
     paths: StatePaths
     role: str
+    revision: str
     server_pid: int
     circus_endpoint: str
 
@@ -69,14 +71,15 @@ def read_startup(namespace: str, service: str, environ: Mapping[str, str]) -> St
     if (watcher.namespace, watcher.service) != (namespace, service):
         raise ConfigError(f"{WATCHER_ENV} is {watcher}, which is no watcher of {service} in {namespace}")
     paths = StatePaths.of(namespace, environ)
-    graph = _read_graph(paths.graph_of(watcher.revision))
-    if graph.namespace != namespace:
-        raise GraphError(f"{paths.graph_of(watcher.revision)} is of namespace {graph.namespace}, not {namespace}")
-    address = BusAddress.load(paths.bus_file)
     # Only read: the server alone writes it, by what this process announces.
     state = StateStore(paths).read()
-    role = claimed(state, watcher).role
-    return Startup(watcher, graph, graph.service(service), address, paths, role, state.owner.pid, state.circus_endpoint)
+    entry = claimed(state, watcher)
+    graph = _read_graph(paths.graph_of(entry.revision))
+    if graph.namespace != namespace:
+        raise GraphError(f"{paths.graph_of(entry.revision)} is of namespace {graph.namespace}, not {namespace}")
+    address = BusAddress.load(paths.bus_file)
+    of_server = state.owner.pid, state.circus_endpoint
+    return Startup(watcher, graph, graph.service(service), address, paths, entry.role, entry.revision, *of_server)
 
 
 def _read_graph(path: Path) -> ResolvedGraph:
@@ -133,10 +136,12 @@ class ServiceProcess:
         self._tasks = tasks
         self._told_to_end = told_to_end
         self._lease = secrets.token_hex(8)
-        self._subjects = Subjects(startup.watcher.namespace, startup.watcher.revision)
+        self._subjects = Subjects(startup.watcher.namespace, startup.revision)
         self._announcer = Announcer(bus, self._subjects, self._first_presence())
-        self._client = CallClient(bus, self._subjects)
-        self._server = CallServer(bus, self._subjects, tasks)
+        # Services of a graph call each other, whether or not they serve a model.
+        calls = Subjects(startup.watcher.namespace, startup.watcher.revision)
+        self._client = CallClient(bus, calls)
+        self._server = CallServer(bus, calls, tasks)
         self._instance: object | None = None
         self._marks: list[Bound] = []
         """Marks on this process's devices (state.devices.holding). Kept until the kernel frees them."""
@@ -198,6 +203,7 @@ class ServiceProcess:
         )
         context = ServiceContext(
             watcher=self._startup.watcher,
+            revision=self._startup.revision,
             lease=self._lease,
             graph=self._startup.graph,
             service=self._startup.service,
@@ -241,6 +247,7 @@ class ServiceProcess:
             state="starting",
             started_at=time.monotonic(),
             machine=machine_id(),
+            revision=self._startup.revision,
         )
 
 

@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from dynamo_local.core.errors import ConfigError, StateError
+from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.names import (
+    FIRST_OF_MAIN,
     LOCAL_NODE,
     LOG_ENV,
     NAMESPACE_ENV,
@@ -39,12 +41,13 @@ from state.devices.allocation import DeviceKind
 from state.devices.inventory import CPU_SLOTS_VARIABLE
 from state.paths import STATE_DIR_VARIABLE
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Version 2 has phases: a program that ignored them would start a retiring worker again. Version 3 has restarts.
 Version 4 has watchers of endpoints' revisions: a program that ignored the revision in a watcher's name would take an
 endpoint's worker for one of the graph's own service of that name. It also has shares of devices. Version 5 has
 reservations: a program that ignored them would take one for a worker that is to run. It also has nodes: a program that
-ignored them would kill by pids, and free devices, of another machine."""
+ignored them would kill by pids, and free devices, of another machine. Version 6 has the revision that a worker serves,
+also where its watcher's name has none."""
 
 RECORDED_SETTINGS = (NAMESPACE_ENV, STATE_DIR_VARIABLE, CPU_SLOTS_VARIABLE, LOG_ENV)
 """Environment variables that are recorded: they tell how a server was started, and none is secret."""
@@ -83,7 +86,8 @@ class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `component`: the service's name. `lease`: the id of one process; a restarted process has a new one. `lease` and
     `pid` are None until the process was heard, and after its end. `phase`: the change under way, if there is one.
     `replaces`: the watcher that is to end once this one is ready. `node`: where the process runs, and whose its devices
-    and pid are.
+    and pid are. `revision`: text of the endpoint's revision that the process serves; empty for one that serves no model
+    of its own, such as a frontend.
     """
 
     watcher_name: str
@@ -96,6 +100,7 @@ class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     phase: Phase | None = None
     replaces: str | None = None
     node: str = LOCAL_NODE
+    revision: str = ""
 
     def __post_init__(self) -> None:
         if self.replaces is not None and self.phase != "starting":
@@ -106,6 +111,8 @@ class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise StateError(f"entry {self.watcher_name} is only reserved and has a process")
         if not self.holds and self.watcher.index > 0:
             raise StateError(f"entry {self.watcher_name} is suffixed and holds nothing")
+        if self.watcher.revision not in ("", self.revision):
+            raise StateError(f"entry {self.watcher_name} serves {self.revision or 'nothing'}")
         if len(set(self.devices)) != len(self.devices):
             raise StateError(f"entry {self.watcher_name} holds a device twice: {list(self.devices)}")
         option = _SECRET_OPTION.search(self.cmd)
@@ -211,12 +218,35 @@ def encode(state: State) -> bytes:
 
 
 def decode(data: bytes) -> State:
-    """Inverse of `encode`. Raises StateError for anything else, including another version."""
+    """Inverse of `encode`, also for the version before. Raises StateError for anything else, including another
+    version."""
     try:
-        _check_version(msgspec.json.decode(data, type=_Version).schema_version)
+        version = msgspec.json.decode(data, type=_Version).schema_version
+        if version == SCHEMA_VERSION - 1:
+            return msgspec.convert(_converted(msgspec.json.decode(data)), State)
+        _check_version(version)
         return msgspec.json.decode(data, type=State)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, ConfigError, UnicodeError, RecursionError) as error:
         raise StateError(f"not a statefile: {error}") from error
+
+
+def _converted(document: dict[str, Any]) -> dict[str, Any]:
+    """A document of version 5 as one of version 6: entries say which revision their processes serve."""
+    entries = msgspec.convert(document.get("components", {}), dict[str, _EntryBefore])
+    converted = {
+        name: {**document["components"][name], "revision": revision_of(parse_watcher(name), entry.role)}
+        for name, entry in entries.items()
+    }
+    return {**document, "schema_version": SCHEMA_VERSION, "components": converted}
+
+
+class _EntryBefore(msgspec.Struct):
+    role: str
+
+
+def revision_of(watcher: Watcher, role: str) -> str:
+    """The revision that a process serves of which nothing but name and role is known."""
+    return watcher.revision or (FIRST_OF_MAIN if role in ENGINE_ROLES else "")
 
 
 def recorded_environment(environ: Mapping[str, str]) -> dict[str, str]:

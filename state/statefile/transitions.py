@@ -32,10 +32,10 @@ import msgspec
 
 from dynamo_local.core.errors import ConfigError, StateError
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import LOCAL_NODE, Watcher, parse_watcher
+from dynamo_local.core.names import FIRST_OF_MAIN, LOCAL_NODE, Watcher, parse_watcher
 from dynamo_local.core.shares import summed
 from state.devices.allocation import DeviceKind
-from state.statefile.model import Component, Owner, Phase, Resources, State
+from state.statefile.model import Component, Owner, Phase, Resources, State, revision_of
 
 NO_RESOURCES = Resources()
 
@@ -67,12 +67,23 @@ def reserve(
     devices: Iterable[int] = (),
     share: float = 1.0,
     node: str | None = None,
+    revision: str = "",
 ) -> State:
     """Reserve devices, or a share of one, for a process of the watcher that is about to be claimed. Illegal as `claim`,
     and if they are reserved already."""
     held = _unheld(state, watcher)
     cmd = "" if held is None else held.cmd
-    return claim(state, watcher, role=role, cmd=cmd, devices=devices, share=share, phase="reserved", node=node)
+    return claim(
+        state,
+        watcher,
+        role=role,
+        cmd=cmd,
+        devices=devices,
+        share=share,
+        phase="reserved",
+        node=node,
+        revision=revision,
+    )
 
 
 def claim(
@@ -86,9 +97,10 @@ def claim(
     phase: Phase | None = None,
     replaces: str | None = None,
     node: str | None = None,
+    revision: str = "",
 ) -> State:
     """Give the watcher an entry and devices of a node, or a share of one: those that are reserved for it, if any are.
-    Without a `node`, those of the state's own.
+    Without a `node`, those of the state's own. `revision`: that the process serves, if name and role do not tell it.
 
     Illegal if it is claimed already, if less of a device is free, or if the watcher is suffixed and its service has no
     unsuffixed entry.
@@ -106,7 +118,14 @@ def claim(
         raise StateError(f"{name} is claimed before the first entry of {parts.service}", "claim that one first")
     # The default is written as nothing if it is the very same object.
     resources = Resources(ids) if share == 1 else Resources(ids, share)
-    return _with(state, Component(name, parts.service, role, cmd, resources, phase=phase, replaces=replaces, node=node))
+    component = Component(
+        *(name, parts.service, role, cmd, resources),
+        phase=phase,
+        replaces=replaces,
+        node=node,
+        revision=revision or revision_of(parts, role),
+    )
+    return _with(state, component)
 
 
 def settle(state: State, watcher: Watcher | str) -> State:
@@ -142,10 +161,12 @@ def unclaim(state: State, watcher: Watcher | str) -> State:
     return _with(state, component)
 
 
-def add_template(state: State, watcher: Watcher, role: str) -> State:
+def add_template(state: State, watcher: Watcher, role: str, revision: str = "") -> State:
     """Have an unsuffixed entry of the watcher's service, emptied if there was none."""
     first = watcher.first
-    return state if str(first) in state.components else release(claim(state, first, role=role, cmd=""), first)
+    if str(first) in state.components:
+        return state
+    return release(claim(state, first, role=role, cmd="", revision=revision), first)
 
 
 def heard(state: State, presences: Iterable[Presence], is_here: Callable[[Presence], bool]) -> State:
@@ -200,17 +221,18 @@ def release(state: State, watcher: Watcher | str) -> State:
 def remove(state: State, watcher: Watcher | str) -> State:
     """Remove the entry, template or not. Illegal for an unsuffixed entry while its service has suffixed ones."""
     component = entry(state, watcher)
-    if component.watcher.index == 0 and len(entries(state, component.component, component.watcher.revision)) > 1:
+    of_service = [other for other in state.components.values() if other.watcher.first == component.watcher]
+    if len(of_service) > 1:
         raise StateError(f"{component.watcher_name} is the template of others", "release it instead")
     return _replaced(state, {name: c for name, c in state.components.items() if name != str(watcher)})
 
 
 def remove_revision(state: State, revision: str) -> State:
-    """Remove the entries of an endpoint's revision, which is to have no process any more. Illegal while one of them
-    holds, and for the graph's own entries. Harmless if there is none."""
+    """Remove the entries of a revision, which is to have no process any more. Illegal while one of them holds, and for
+    what serves no revision. Harmless if there is none."""
     if not revision:
-        raise StateError("the graph's own entries are not removed together")
-    mine = {name: component for name, component in state.components.items() if component.watcher.revision == revision}
+        raise StateError("entries of processes that serve no revision are not removed together")
+    mine = {name: component for name, component in state.components.items() if component.revision == revision}
     holding = sorted(name for name, component in mine.items() if component.holds)
     if holding:
         raise StateError(f"{revision} still has processes: {', '.join(holding)}", "end them first")
@@ -258,19 +280,18 @@ def entry(state: State, watcher: Watcher | str) -> Component:
     return component
 
 
-def entries(state: State, service: str, revision: str = "") -> tuple[Component, ...]:
-    """The entries of a service by index, the unsuffixed one first: those of an endpoint's revision, or the graph's
-    own."""
-    mine = (c for c in state.components.values() if c.component == service and c.watcher.revision == revision)
+def entries(state: State, service: str, revision: str = FIRST_OF_MAIN) -> tuple[Component, ...]:
+    """The entries of a service by index, the unsuffixed one first: those that serve that revision, or none."""
+    mine = (c for c in state.components.values() if c.component == service and c.revision == revision)
     return tuple(sorted(mine, key=lambda component: component.watcher))
 
 
-def next_watcher(state: State, service: str, revision: str = "") -> Watcher:
+def next_watcher(state: State, service: str, revision: str = FIRST_OF_MAIN) -> Watcher:
     """The watcher for one more process of the service: the unsuffixed one if it is not holding, else that of the lowest
-    free suffix."""
-    used = {component.watcher.index for component in entries(state, service, revision) if component.holds}
-    index = next(i for i in range(len(used) + 1) if i not in used)
-    return Watcher(state.namespace, service, index, revision)
+    free suffix. Revisions without names of their own draw from one sequence of numbers."""
+    first = Watcher.of(state.namespace, service, 0, revision)
+    used = {c.watcher.index for c in state.components.values() if c.holds and c.watcher.first == first}
+    return replace(first, index=next(i for i in range(len(used) + 1) if i not in used))
 
 
 def _with(state: State, component: Component) -> State:

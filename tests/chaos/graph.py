@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from components import router
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.sdk import depends, endpoint, service
 from tests.chaos.fleet import VllmWorker
 
@@ -16,7 +17,7 @@ class Router(router.Router):
     @endpoint()
     async def charges(self) -> dict[str, int]:
         """Return the number of charged requests, by frontend."""
-        return dict(self._own.ledger.charged)
+        return dict(self._revisions[FIRST_OF_MAIN].routing.ledger.charged)
 
 
 Router.link(VllmWorker)

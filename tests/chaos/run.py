@@ -19,6 +19,7 @@ from dynamo_local.bus.rpc import CallClient
 from dynamo_local.core.errors import BusError, DynamoError
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.work import QueueLength
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 from state.paths import Sockets
@@ -137,7 +138,7 @@ class _Run:
         self.shared = SharedMemoryWatch()
 
     async def run(self) -> None:
-        subjects = Subjects(NAMESPACE)
+        subjects = Subjects(NAMESPACE, FIRST_OF_MAIN)
         async with TcpProxy(BusAddress.load(self._server.paths.bus_file)) as proxy:
             bus = await Bus.connect(proxy.address, name="chaos")
             settings, name = self._settings, f"{NAMESPACE}_Frontend"
@@ -225,7 +226,7 @@ class _Run:
             self._report.defects.append(f"{workers} mockers have left {files} files of blocks")
         if self._settings.graph == "disagg":
             await self._check_queue(PrefillQueue(bus, subjects))
-        calls = CallClient(bus, subjects)
+        calls = CallClient(bus, Subjects(NAMESPACE))
         await calls.start()
         running = asyncio.create_task(calls.run())
         charges: dict[str, int] = {}

@@ -12,6 +12,7 @@ from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.messages.presence import Load
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 from state.paths import Sockets
@@ -110,7 +111,7 @@ async def _run(
 ) -> None:
     tasks = TaskGuard()
     bus = await Bus.connect(BusAddress.load(server.paths.bus_file), name="chaos")
-    fleet = FleetWatch(bus, Subjects(NAMESPACE))
+    fleet = FleetWatch(bus, Subjects(NAMESPACE, FIRST_OF_MAIN))
     await fleet.start()
     tasks.spawn("fleet", fleet.run())
     processes, memory = ServerProcesses(server.paths), MemoryWatch()
@@ -124,7 +125,7 @@ async def _run(
         injector = Injector(settings, RULES, processes, fleet, on_fault=clients.record_fault, machinery=machinery)
         clients.open_streams(settings.streams)
         migrating = TaskGuard()
-        migrations = RandomMigrations(bus, Subjects(NAMESPACE), fleet, migrating, settings)
+        migrations = RandomMigrations(bus, Subjects(NAMESPACE, FIRST_OF_MAIN), fleet, migrating, settings)
         migrations.start()
         await injector.run(lambda: migrations.done >= settings.least_migrations, lambda: _served(server))
         await migrating.close()

@@ -13,6 +13,7 @@ import msgspec
 
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.ancestry import die_with_parent
 from state.machine.processes import Process
@@ -112,7 +113,9 @@ async def _main(
     ending = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
     bus = await Bus.connect(BusAddress.load(bus_file), name=WATCHER, deadline_s=60)
-    frontend = ChaosFrontend(bus, Subjects(NAMESPACE), WATCHER, stall_s, max_local_prefill_length, gap_slack_s)
+    frontend = ChaosFrontend(
+        bus, Subjects(NAMESPACE, FIRST_OF_MAIN), WATCHER, stall_s, max_local_prefill_length, gap_slack_s
+    )
     await frontend.start()
     frontend.open_streams(STREAMS, seed)
     frontend.tasks.spawn("faults", _hear_of_faults(frontend))

@@ -17,6 +17,7 @@ from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.messages.presence import Presence
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 from state.machine.processes import alive, descendants, pids, start_time
@@ -91,7 +92,7 @@ class LlmServer(ServerProcess):
         """Watch the workers' presences until they meet a condition."""
         bus = await Bus.connect(BusAddress.load(self.paths.bus_file), name="test")
         changed = asyncio.Event()
-        watch = FleetWatch(bus, Subjects(self.paths.namespace))
+        watch = FleetWatch(bus, Subjects(self.paths.namespace, FIRST_OF_MAIN))
         watch.subscribe(lambda _: changed.set())
         await watch.start()
         tasks = TaskGuard()

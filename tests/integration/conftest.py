@@ -15,6 +15,7 @@ from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.jetstream.prefill_queue import LIMITS, PrefillQueue, create_prefill_queue
 from dynamo_local.bus.jetstream.streams import QueueLimits
 from dynamo_local.bus.nats import Bus
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.request.recovery import RecoveryDeadlines
 from dynamo_local.core.subjects import Subjects
 from tests.integration.disaggregation.prefill_fakes import ENDLESS, Disaggregated, FakePrefillWorker, remote_prefill
@@ -44,7 +45,7 @@ def nats_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BusAddres
 @pytest.fixture
 def subjects() -> Subjects:
     """Of a namespace that no other test uses."""
-    return Subjects(f"test-{next(_numbers)}")
+    return Subjects(f"test-{next(_numbers)}", FIRST_OF_MAIN)
 
 
 @pytest.fixture

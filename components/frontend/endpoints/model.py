@@ -86,10 +86,8 @@ class ModelPlan:
 class ServedModel:
     """Serves one model. `entry` is what the gate knows of it."""
 
-    def __init__(
-        self, scope: ModelScope, plan: ModelPlan, make: MakeApplication, entry: ModelEntry | None = None
-    ) -> None:
-        """`entry`: what the gate knows of the model already. Raises ConfigError."""
+    def __init__(self, scope: ModelScope, plan: ModelPlan, make: MakeApplication, entry: ModelEntry) -> None:
+        """Raises ConfigError."""
         settings = build_settings(FrontendSettings, "Frontend", plan.config)
         self.scope = scope
         self.plan = plan
@@ -110,12 +108,14 @@ class ServedModel:
         )
         self._rebalancer = Rebalancer(self.dispatcher.migrations, self.fleet, self._rebalancing, scope.tasks)
         self._application = make(plan.config, scope.private_dir, self.dispatcher)
-        self.entry = entry or ModelEntry(plan.names, self.why_no_worker)
+        self.entry = entry
         self.entry.limits, self.entry.on_change = limits_of(settings, plan.config), self._on_sequences
         self.entry.members, self.entry.pauses = self.fleet.view.members, self.dispatcher.pauses
         self.dispatcher.admin.held = self.entry.held_rows
         self.dispatcher.table.placer.on_wait = self.entry.look
         self.fleet.subscribe(lambda _: self._on_fleet())
+        self.on_counts: Callable[[], None] = lambda: None
+        """Called when `counts` has changed."""
         self.names = plan.names
         """Names of the model and its adapters, as the application has them."""
         self._migrations: MigrationCounts | None = None
@@ -210,7 +210,8 @@ class ServedModel:
         told = self.scope.announcer.presence.counts or Counts()
         if (self.entry.line.sequences.total and not told.held) or (self.entry.demand and not told.in_flight):
             # The server acts on requests that wait, and gives away the devices of an endpoint without requests.
-            self.scope.announcer.update(counts=self._counts())
+            self.scope.announcer.update(counts=self.counts())
+            self.on_counts()
         elif self._noting is None:
             self._noting = asyncio.get_running_loop().call_later(_NOTE_AFTER_S, self._note)
 
@@ -220,9 +221,11 @@ class ServedModel:
 
     def _note(self) -> None:
         self._noting = None
-        self.scope.announcer.note(counts=self._counts())
+        self.scope.announcer.note(counts=self.counts())
+        self.on_counts()
 
-    def _counts(self) -> Counts:
+    def counts(self) -> Counts:
+        """Return what is in flight, held and migrated, as presences tell it."""
         entry = self.entry
         return Counts(
             migrations=self._migrations,

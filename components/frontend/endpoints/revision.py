@@ -23,6 +23,7 @@ from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointStatus, ServedAdapter
 from dynamo_local.core.messages.presence import Counts, Presence
 from dynamo_local.core.names import Watcher, endpoint_of
+from dynamo_local.core.ports import Progress
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.tasks import TaskGuard
@@ -61,6 +62,7 @@ class FrontendIdentity:
             counts=Counts(in_flight=0, held=0),
             started_at=time.monotonic(),
             machine=machine_id(),
+            revision=revision,
         )
         return ModelScope(bus, subjects, self.lease, TaskGuard(), Announcer(bus, subjects, presence), self.private_dir)
 
@@ -94,6 +96,11 @@ class ServedRevision:
         self._given_up = asyncio.Event()
         self._changed = asyncio.Event()
         self._on_names: Callable[[], None] = lambda: None
+        self.on_counts: Callable[[], None] = lambda: None
+        """Called when the model's counts have changed."""
+        self._error: DynamoError | None = None
+        self._is_built = asyncio.Event()
+        self._on_progress: Progress = lambda _: None
         self.entry = ModelEntry(listed.served_names, self._why_not, limits, comes=self._comes)
         self.entry.room = identity.room(listed.revision)
 
@@ -114,6 +121,13 @@ class ServedRevision:
         if self._failure is not None:
             return WorkersHere(ready=True)
         return WorkersHere() if self.model is None else self.model.workers
+
+    async def built(self, progress: Progress) -> None:
+        """Wait until the model is built, and tell the progress. Raises the DynamoError with which that has failed."""
+        self._on_progress = progress
+        await self._is_built.wait()
+        if self._error is not None:
+            raise self._error
 
     async def run(self, on_names: Callable[[], None]) -> None:
         """Serve the revision until it is given up. A failure of its application is announced, not raised.
@@ -160,16 +174,18 @@ class ServedRevision:
     async def _start(self) -> None:
         try:
             model = ServedModel(self._scope, self._plan(), self._make, self.entry)
+            model.on_counts = self.on_counts
             loop = asyncio.get_running_loop()
             await model.start(lambda detail: _soon(loop, self._progress, detail))
         except DynamoError as error:
-            self._failure = str(error)
+            self._error, self._failure = error, str(error)
             _log.error("%s cannot be served: %s", self.listed.revision, error)
         else:
             self.model = model
             # Requests for adapters may come as soon as the frontend is ready for the revision.
             await self._serve_adapters()
             _log.info("%s is served as %s", self.listed.revision, ", ".join(self.listed.served_names))
+        self._is_built.set()
         self._announce()
         self.entry.look()
 
@@ -180,7 +196,7 @@ class ServedRevision:
             raise ConfigError(f"the graph of {self.listed.revision} cannot be read: {error.strerror}") from error
         frontend = graph.service(self._identity.watcher.service)
         names = list(self.listed.served_names)
-        config = {**frontend.config, "served-model-name": names}
+        config = {**frontend.config, "served-model-name": names} if names else frontend.config
         roles = [service.role for service in graph.services]
         return ModelPlan(config, self._identity.routed, roles, tuple(names))
 
@@ -225,6 +241,7 @@ class ServedRevision:
 
     def _progress(self, detail: str) -> None:
         self._detail = detail
+        self._on_progress(detail)
         self._announce()
 
     def _announce(self) -> None:

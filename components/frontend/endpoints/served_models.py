@@ -1,4 +1,4 @@
-"""All models of one frontend: the graph's own, if it has one, and the revisions on the board of endpoints."""
+"""All models of one frontend: the revisions on the board of endpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from dynamo_local.core.endpoints.status import Standing, is_coming, standings
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointView
-from dynamo_local.core.names import endpoint_of
+from dynamo_local.core.messages.presence import Counts
+from dynamo_local.core.migration.protocol import migrations_together
+from dynamo_local.core.names import MAIN, endpoint_of
+from dynamo_local.core.ports import Progress
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.log_once import LogOnce
 from dynamo_local.tasks import TaskGuard
@@ -37,15 +40,13 @@ class ServedModels:
         tasks: TaskGuard,
         make: MakeApplication,
         limits: AdmissionLimits,
-        own: ServedModel | None = None,
     ) -> None:
-        """`limits`: of models until theirs are known. `own`: the graph's own model, which its owner starts and ends."""
+        """`limits`: of models until theirs are known."""
         self._identity = identity
         self._paths = paths
         self._server = WakingServer(paths)
         self._tasks = tasks
         self._make = make
-        self._own = own
         self._limits = limits
         self._absent: dict[str, ModelEntry] = {}
         """What is known of endpoints without a revision that takes requests. Requests that are held count there."""
@@ -56,13 +57,19 @@ class ServedModels:
         self._took: frozenset[str] = frozenset()
         self.board = Board()
         self.table = ModelTable(self._entries())
+        self.on_counts: Callable[[Counts], None] = lambda _: None
+        """Called with the counts of all models together when those of one have changed."""
 
     @property
     def models(self) -> Iterator[ServedModel]:
-        """The models whose applications are built, the graph's own first."""
-        if self._own is not None:
-            yield self._own
+        """The models whose applications are built."""
         yield from (each.model for each in self._revisions.values() if each.model is not None)
+
+    async def main_is_built(self, progress: Progress) -> None:
+        """Wait until the model that the graph has itself is built, if it has one. Raises what has failed."""
+        for revision, served in list(self._revisions.items()):
+            if endpoint_of(revision) == MAIN:
+                await served.built(progress)
 
     def follow(self, board: Board) -> None:
         """Do what the board says: requests that come from here on go where it says."""
@@ -85,6 +92,18 @@ class ServedModels:
         for name in self._wakings.keys() - self._views.keys() - {endpoint_of(each) for each in self._revisions}:
             del self._wakings[name]
 
+    def _note_counts(self) -> None:
+        each = [model.counts() for model in self.models]
+        self.on_counts(
+            Counts(
+                migrations=migrations_together(one.migrations for one in each),
+                in_flight=sum(one.in_flight or 0 for one in each),
+                held=sum(one.held or 0 for one in each),
+                queued=sum(one.queued or 0 for one in each),
+                taken=sum(one.taken or 0 for one in each),
+            )
+        )
+
     def refresh(self) -> None:
         """Take over names of models that have become known."""
         self.table.replace(self._entries())
@@ -106,6 +125,7 @@ class ServedModels:
     def _begin(self, listed: BoardRevision) -> ServedRevision:
         graph = self._paths.graph_of(listed.revision)
         served = ServedRevision(self._identity, listed, graph, self._make, self._limits)
+        served.on_counts = self._note_counts
         self._revisions[listed.revision] = served
         self._may_wake(served.entry, endpoint_of(listed.revision))
         before = self._running.get(listed.revision)
@@ -125,10 +145,6 @@ class ServedModels:
 
     def _entries(self) -> Iterator[ModelEntry]:
         claimed: set[str] = set()
-        if self._own is not None:
-            self._own.entry.names = self._own.names
-            claimed.update(self._own.names)
-            yield self._own.entry
         for served in self._revisions.values():
             if served.standing is Standing.TAKES:
                 names = served.names

@@ -204,6 +204,8 @@ class Presence(Message, frozen=True, omit_defaults=True):
     """LoRA adapters that the worker cannot load as they are, by `ServedAdapter.key`, each with the reason."""
     up_s: float | None = None
     """In messages, instead of `started_at`: for how long the process had been running."""
+    revision: str = ""
+    """Text of the endpoint's revision that the process serves; empty: it serves no model of its own."""
 
 
 def as_sent(presence: Presence, now: float, up_at: float) -> Presence:

@@ -338,9 +338,12 @@ def _sum(migrations: Iterable[InFlightMigration]) -> tuple[int, int]:
 
 
 def migrations_of(members: Iterable[Presence]) -> MigrationCounts | None:
-    """Return the sum of what the frontends among the members have counted; None if none has reported. The gap is the
-    longest of their last gaps."""
-    reported = [presence.counts.migrations for presence in members if presence.counts is not None]
+    """Return the sum of what the frontends among the members have counted, as `migrations_together`."""
+    return migrations_together(presence.counts.migrations for presence in members if presence.counts is not None)
+
+
+def migrations_together(reported: Iterable[MigrationCounts | None]) -> MigrationCounts | None:
+    """Return the sum of what was counted; None if nothing has been. The gap is the longest of the last gaps."""
     known = [counts for counts in reported if counts is not None]
     if not known:
         return None

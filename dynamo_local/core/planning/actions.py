@@ -6,18 +6,20 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dynamo_local.core.names import FIRST_OF_MAIN
+
 
 class AddWorker(msgspec.Struct, frozen=True, tag=True, tag_field="action"):
     """Add a worker in `role`, with the command and the number of devices of its service's unsuffixed entry.
 
     `component` names the service. None: the service whose unsuffixed entry has that role. `revision`: text of the
-    endpoint's revision that the worker is to belong to; empty for the graph's own workers. `node`: the only one that it
+    endpoint's revision that the worker is to serve. `node`: the only one that it
     may live on; empty for any.
     """
 
     role: str
     component: str | None = None
-    revision: str = ""
+    revision: str = FIRST_OF_MAIN
     node: str = ""
 
 

@@ -13,7 +13,7 @@ from dynamo_local.core.fleet.rates import Reading, reading_of
 from dynamo_local.core.fleet.view import ENGINE_ROLES, RoutingCounts, routing_of
 from dynamo_local.core.messages.presence import MigrationCounts, Presence
 from dynamo_local.core.migration.protocol import migrations_of
-from dynamo_local.core.names import parse_watcher
+from dynamo_local.core.names import MAIN, parse_watcher
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.shares import summed
 
@@ -32,6 +32,7 @@ class Claim:
     role: str
     devices: float
     retiring: bool = False
+    endpoint: str = MAIN
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.messages.kv import TLS_STREAM, Between, KvWays
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import parse_watcher
 
 _LEAST_TOKENS = 512
 """Pulling costs a round trip, and a step of each engine that is under way, however short the prefix is. From here on it
@@ -52,7 +51,7 @@ def transfers(worker: Presence | None) -> bool:
 
 def ways_of_kv(presences: Iterable[Presence]) -> dict[str, KvWays]:
     """The ways to each worker, by watcher. Each watcher has one presence."""
-    workers = [(parse_watcher(each.watcher).revision, each) for each in presences if each.role in ENGINE_ROLES]
+    workers = [(each.revision, each) for each in presences if each.role in ENGINE_ROLES]
     together = Counter(revision for revision, _ in workers)
     here = Counter((revision, each.machine) for revision, each in workers)
     near = Counter((revision, each.machine, kv_network(each)) for revision, each in workers if _lends(each))

@@ -57,8 +57,8 @@ _T = TypeVar("_T")
 class LocalActuator:
     """An actuator of a running server.
 
-    `endpoint`: the endpoint whose workers it changes; empty for the graph's own processes. It sees no others, so that
-    changes of two endpoints can be made at the same time.
+    `endpoint`: the endpoint whose workers it changes; empty for processes that are no workers. It sees no others, so
+    that changes of two endpoints can be made at the same time.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class LocalActuator:
         ready_s = blueprint.ready_deadline_s if ready_deadline_s is None else ready_deadline_s
         self._ports = ports
         self._books = ports.books
+        self._blueprint = blueprint
         self._endpoint = endpoint
         self._changes = WorkerChanges(ports, blueprint, ready_s)
 
@@ -152,7 +153,7 @@ class LocalActuator:
         state = await self._books.read()
         # After the state: a claim precedes its watcher.
         statuses = await self._ports.places.statuses()
-        mine = {n: c for n, c in state.components.items() if c.holds and c.watcher.revision == revision}
+        mine = {n: c for n, c in state.components.items() if c.holds and c.revision == revision}
         meant = {name: component for name, component in mine.items() if is_meant(component)}
         strays = [n for n in unclaimed(state, statuses) if self._is_mine(n) and _revision_of(n) == revision]
         await self._books.update(lambda state: reduce(retire, meant, state))
@@ -275,14 +276,18 @@ class LocalActuator:
             watcher = parse_watcher(name)
         except ConfigError:
             return False
-        return watcher.namespace == self._ports.namespace and endpoint_of(watcher.revision) == self._endpoint
+        return watcher.namespace == self._ports.namespace and self._blueprint.endpoint_of(watcher) == self._endpoint
 
     def _check_mine(self, change: Action) -> None:
         """Raise UsageError for a change of workers that others change."""
-        revision = change.revision if isinstance(change, AddWorker) else _revision_of(change.watcher)
-        if endpoint_of(revision) != self._endpoint:
-            whose = f"endpoint {self._endpoint}" if self._endpoint else "the graph itself"
-            raise UsageError(f"cannot {describe(change)} among the workers of {whose}")
+        is_mine = (
+            endpoint_of(change.revision) == self._endpoint
+            if isinstance(change, AddWorker)
+            else self._is_mine(change.watcher)
+        )
+        if not is_mine:
+            whose = f"the workers of endpoint {self._endpoint}" if self._endpoint else "processes that are no workers"
+            raise UsageError(f"cannot {describe(change)} among {whose}")
 
 
 def _revision_of(watcher: str) -> str:

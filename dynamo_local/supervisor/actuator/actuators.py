@@ -81,7 +81,7 @@ class Actuators:
         ready_deadline_s: float | None = None,
         gone: Callable[[Inventory], Mapping[int, str]] | None = None,
     ) -> LocalActuator:
-        """An actuator for the workers of that endpoint, or, if it is empty, for the graph's own processes.
+        """An actuator for the workers of that endpoint, or, if it is empty, for processes that are no workers.
 
         `ready_deadline_s`: for a worker that is added; the server's own by default. `gone`: asked once for the devices
         that are not there any more, which no worker gets.
@@ -103,7 +103,7 @@ class Actuators:
         return LocalActuator(ports, blueprint, ready_deadline_s, endpoint)
 
     def is_changing(self, endpoint: str) -> bool:
-        """Whether a change of that endpoint's workers, or of the graph's own processes, is under way."""
+        """Whether a change of that endpoint's workers, or of processes that are no workers, is under way."""
         lock = self._locks.get(endpoint)
         return lock is not None and lock.locked()
 
@@ -113,13 +113,12 @@ _EVERY_S = 1.0
 
 @dataclass
 class Reconciler:
-    """Finishes the changes of one server: those of the graph's own processes, and those of each endpoint, at the same
-    time."""
+    """Finishes the changes of one server: those of each endpoint's workers and of other processes at the same time."""
 
     actuators: Actuators
     report: Report
     _due: set[str] = field(default_factory=set, init=False)
-    """The endpoints, "" for the graph itself, that are to be reconciled whatever the statefile shows."""
+    """The endpoints, "" for processes that are no workers, that are to be reconciled whatever the statefile shows."""
     _requested: bool = field(default=False, init=False)
     """Whether all are to be."""
     _under_way: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)
@@ -146,9 +145,10 @@ class Reconciler:
         """Have the next round reconcile whatever the statefile shows. For a statefile that may be out of date."""
         self._requested = True
 
-    async def reconcile(self, endpoint: str = "") -> None:
-        """Finish the changes that nobody works on, of that endpoint's workers or the graph's own processes. Where a
-        change is under way, nothing is done: whoever makes it has finished what was left, or the next round does."""
+    async def reconcile(self, endpoint: str) -> None:
+        """Finish the changes that nobody works on, of that endpoint's workers or, if it is empty, of other processes.
+        Where a change is under way, nothing is done: whoever makes it has finished what was left, or the next round
+        does."""
         try:
             actuator = await self.actuators.of(endpoint, self.report)
             if self.actuators.is_changing(endpoint):
@@ -170,7 +170,7 @@ class Reconciler:
         if self._requested:
             self._requested = False
             self._due |= await asyncio.to_thread(self._all, state)
-        phases = {endpoint_of(c.watcher.revision) for c in state.components.values() if c.phase is not None}
+        phases = {endpoint_of(c.revision) for c in state.components.values() if c.phase is not None}
         for endpoint in [endpoint for endpoint, task in self._under_way.items() if task.done()]:
             self._under_way.pop(endpoint).result()
         for endpoint in sorted((phases | self._due) - self._under_way.keys()):
@@ -181,5 +181,5 @@ class Reconciler:
 
     def _all(self, state: State) -> set[str]:
         # An endpoint may have lost its claims with the statefile that was damaged.
-        revisions = {component.watcher.revision for component in state.components.values()}
+        revisions = {component.revision for component in state.components.values()}
         return {"", *map(endpoint_of, revisions | self.actuators.machinery.blueprint.revisions())}

@@ -62,8 +62,7 @@ class Fleet(Protocol):
         """Whether the process of that lease is ready: a worker then takes requests, or prefill jobs."""
 
     async def revoke(self, lease: str, revision: str) -> None:
-        """Have the routers send nothing to that worker of an endpoint's revision, or, if `revision` is empty, of the
-        graph itself, from now on. Raises BusError."""
+        """Have the routers send nothing to that worker of a revision from now on. Raises BusError."""
 
     async def changed(self, within_s: float) -> None:
         """Wait until a presence changes, or until the time is over."""
@@ -261,7 +260,7 @@ class WorkerChanges:
             return
         self._ports.report.step(f"{component.watcher_name}  gets no more requests")
         try:
-            await self._ports.fleet.revoke(component.lease, component.watcher.revision)
+            await self._ports.fleet.revoke(component.lease, component.revision)
         except BusError as error:
             # Not fatal: the worker announces that it drains as soon as it is told to end.
             self._ports.report.step(f"{component.watcher_name}  lease not revoked: {error}")
@@ -283,7 +282,7 @@ class WorkerChanges:
         """End the process of an entry that is marked as restarting, start the next one, and wait until it is ready."""
         await self._end_process(watcher)
         component = entry(await self._books.read(), watcher)
-        template = self._blueprint.restartable(component.component, component.watcher.revision)
+        template = self._blueprint.restartable(component.component, component.revision)
         if await self._is_gone(component):
             return await self._undo(watcher, f"node {component.node} is gone")
         inventory = await self._ports.inventory(component.node)
@@ -320,8 +319,8 @@ class WorkerChanges:
     async def _roles(self, watcher: str) -> dict[str, str]:
         """The roles of this worker, and of all others of its model that are ready and to stay."""
         state = await self._books.read()
-        revision = entry(state, watcher).watcher.revision
-        mine = {name: c for name, c in state.components.items() if c.watcher.revision == revision}
+        revision = entry(state, watcher).revision
+        mine = {name: c for name, c in state.components.items() if c.revision == revision}
         return {name: c.role for name, c in mine.items() if name == watcher or self._is_ready(c)}
 
     def _is_ready(self, component: Component) -> bool:
@@ -349,6 +348,7 @@ def claim_reserved(
         phase="starting",
         replaces=replaces,
         node=plan.node,
+        revision=plan.revision,
     )
 
 
@@ -369,7 +369,9 @@ def template_of(blueprint: Blueprint, change: AddWorker) -> ServiceTemplate:
 
 def need_of(template: ServiceTemplate, node: str = "") -> Need:
     """What each process of a service needs, on that node if one is given."""
-    return Need(template.role, template.devices, template.share, template.virtual, node=node)
+    return Need(
+        template.role, template.devices, template.share, template.virtual, node=node, revision=template.revision
+    )
 
 
 def check_budget(state: State, template: ServiceTemplate, limits: DeviceLimits) -> None:
@@ -404,7 +406,7 @@ def template_of_replacement(state: State, blueprint: Blueprint, watcher: str) ->
     component = _restartable(state, blueprint, watcher)
     if not is_worker(component):
         return None
-    return blueprint.worker(component.component, component.watcher.revision)
+    return blueprint.worker(component.component, component.revision)
 
 
 def mark_restart(state: State, blueprint: Blueprint, watcher: str) -> State:
@@ -415,14 +417,15 @@ def mark_restart(state: State, blueprint: Blueprint, watcher: str) -> State:
     component = _restartable(state, blueprint, watcher)
     if component.holds:
         return restart(state, watcher)
-    return claim(state, watcher, role=component.role, cmd=component.cmd, phase="restarting")
+    revision = component.revision
+    return claim(state, watcher, role=component.role, cmd=component.cmd, phase="restarting", revision=revision)
 
 
 def _restartable(state: State, blueprint: Blueprint, watcher: str) -> Component:
     component = state.components.get(watcher)
     if component is None or (is_worker(component) and not component.holds):
         raise UsageError(f"there is no process {watcher!r} by now", "look at `dynamo ps`")
-    blueprint.restartable(component.component, component.watcher.revision)
+    blueprint.restartable(component.component, component.revision)
     if component.phase is not None:
         raise UsageError(f"{watcher} is {component.phase}", "wait until that is over")
     return component

@@ -26,7 +26,16 @@ from dynamo_local.control.orders import OrderView
 from dynamo_local.core.errors import BusError, DeviceError, DynamoError, UsageError
 from dynamo_local.core.fleet.view import last_answering
 from dynamo_local.core.messages.reports import Event
-from dynamo_local.core.names import endpoint_named, endpoint_of, parse_revision, select_watcher, short_watcher
+from dynamo_local.core.names import (
+    FIRST_OF_MAIN,
+    MAIN,
+    Watcher,
+    endpoint_named,
+    endpoint_of,
+    parse_revision,
+    select_watcher,
+    short_watcher,
+)
 from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits, RemoveWorker, Restart
 from dynamo_local.core.planning.decision import event_of
 from dynamo_local.core.shares import fits, summed
@@ -66,8 +75,8 @@ def plan_scaling(
     devices = devices_held(state)
     others: dict[int, str] = {}
     for component, number in targets.items():
-        template = blueprint.worker(component)
-        present = [entry for entry in entries(state, component) if entry.holds]
+        template = blueprint.worker(component, FIRST_OF_MAIN)
+        present = [entry for entry in entries(state, component, FIRST_OF_MAIN) if entry.holds]
         leaving = sorted(present, key=lambda entry: entry.watcher_name == victim)[number:]
         removals += [RemoveWorker(entry.watcher_name, entry.role) for entry in reversed(leaving)]
         additions += [AddWorker(template.role, component)] * (number - len(present))
@@ -101,7 +110,7 @@ def _check_packing(
         state = release(state, watcher)
     held = shares_taken(state)
     for change in additions:
-        template = blueprint.worker(str(change.component))
+        template = blueprint.worker(str(change.component), change.revision)
         others = {} if template.virtual else elsewhere
         found = allocate(blueprint.inventory, held, template.devices, template.service, others, template.share)
         held |= {device: summed([held.get(device, 0), template.share]) for device in found}
@@ -111,15 +120,15 @@ def plan_drain(state: State, blueprint: Blueprint, watcher: str, *, even_the_las
     """Plan to have one worker less, this one. Pure. Raises UsageError for what is no worker, and as `plan_scaling`."""
     worker = worker_of(state, watcher)
     _check_not_of_endpoint(worker)
-    left = sum(entry.holds for entry in entries(state, worker.component)) - 1
+    left = sum(entry.holds for entry in entries(state, worker.component, worker.revision)) - 1
     targets = {worker.component: left}
     return plan_scaling(state, blueprint, targets, even_the_last=even_the_last, victim=worker.watcher_name)
 
 
 def _check_not_of_endpoint(worker: Component) -> None:
     """Raise UsageError for a worker in whose place the server would start another one."""
-    endpoint = endpoint_of(worker.watcher.revision)
-    if endpoint:
+    endpoint = endpoint_of(worker.revision)
+    if endpoint != MAIN:
         raise UsageError(
             f"{worker.watcher_name} is a worker of endpoint {endpoint}, whose number of workers the server keeps",
             f"`dynamo scale {endpoint}=NUMBER` sets that number, and `dynamo restart` replaces the worker",
@@ -129,7 +138,7 @@ def _check_not_of_endpoint(worker: Component) -> None:
 def _restartable(state: State, blueprint: Blueprint, name: str) -> str:
     """The full name of a watcher. Raises UsageError, which lists services and watchers."""
     services = {(template.service, template.revision) for template in blueprint.templates}
-    known = [name for name, c in state.components.items() if (c.component, c.watcher.revision) in services]
+    known = [name for name, c in state.components.items() if (c.component, c.revision) in services]
     return select_watcher(name, known, "service, endpoint or watcher")
 
 
@@ -141,12 +150,13 @@ def plan_restart(state: State, blueprint: Blueprint, name: str, *, even_the_last
     """
     if of_endpoint := _plan_restart_of_all(state, name, even_the_last=even_the_last):
         return of_endpoint
-    services = {template.service for template in blueprint.templates if not template.revision}
+    own = (template for template in blueprint.templates if endpoint_of(template.revision) in {"", MAIN})
+    services = {template.service: template.revision for template in own}
     # The short name of a service's first watcher is the service's own: all its watchers are meant.
     watcher = None if name in services else state.components[_restartable(state, blueprint, name)]
-    service, revision = (name, "") if watcher is None else (watcher.component, watcher.watcher.revision)
+    service, revision = (name, services[name]) if watcher is None else (watcher.component, watcher.revision)
     template = blueprint.restartable(service, revision)
-    found = entries(state, service) if watcher is None else (watcher,)
+    found = entries(state, service, revision) if watcher is None else (watcher,)
     # A service that is no worker is restarted even if it holds nothing, as it could not be started before.
     present = [entry for entry in found if entry.holds or template not in blueprint.workers]
     if not present:
@@ -157,9 +167,9 @@ def plan_restart(state: State, blueprint: Blueprint, name: str, *, even_the_last
 def _plan_restart_of_all(state: State, endpoint: str, *, even_the_last: bool) -> tuple[Action, ...]:
     """Plan the restart of all workers of an endpoint, except those that end anyway; nothing if it has none. Those of
     the first revision come first. Pure."""
-    of_endpoints = [c for c in state.components.values() if c.watcher.revision and c.holds and is_worker(c)]
-    mine = [c for c in of_endpoints if endpoint_of(c.watcher.revision) == endpoint and c.phase != "retiring"]
-    mine.sort(key=lambda component: (parse_revision(component.watcher.revision), component.watcher))
+    workers = [c for c in state.components.values() if c.holds and is_worker(c)]
+    mine = [c for c in workers if endpoint_of(c.revision) == endpoint and c.phase != "retiring"]
+    mine.sort(key=lambda component: (parse_revision(component.revision), component.watcher))
     return tuple(Restart(c.watcher_name, c.role, even_the_last) for c in mine)
 
 
@@ -255,20 +265,21 @@ class WorkerOrders:
             return plan_scaling(state, blueprint, order.targets, even_the_last=order.force, elsewhere=elsewhere)
 
         make = partial(self._make_planned, plan, "`dynamo scale`")
-        return self._begin("scale", call, order, make, order.ready_timeout_s)
+        return self._begin("scale", call, order, make, order.ready_timeout_s, MAIN)
 
     async def drain(self, call: Call) -> OrderView:
         """End one worker in order."""
         order = call.content(WorkerOrder)
         plan = partial(plan_drain, watcher=call.names["watcher"], even_the_last=order.force)
-        return self._begin("drain", call, order, partial(self._make_planned, plan, "`dynamo drain`"))
+        return self._begin("drain", call, order, partial(self._make_planned, plan, "`dynamo drain`"), endpoint=MAIN)
 
     async def restart(self, call: Call) -> OrderView:
         """Restart a watcher, or all of a service or an endpoint, one after the other. Stops at the first that fails."""
         order = call.content(RestartOrder)
         plan = partial(plan_restart, name=order.name, even_the_last=order.force)
         make = partial(self._make_planned, plan, "`dynamo restart`")
-        return self._begin("restart", call, order, make, order.ready_timeout_s, endpoint_named(order.name))
+        endpoint = endpoint_named(order.name) or await asyncio.to_thread(self._endpoint_of, order.name)
+        return self._begin("restart", call, order, make, order.ready_timeout_s, endpoint)
 
     async def begin_planning(self, call: Call) -> dict[str, Any]:
         """Have a planner be the only one that acts."""
@@ -287,7 +298,13 @@ class WorkerOrders:
             # Another planner, or whoever ended this one, knows nothing of a change that has not begun.
             return (await self._make(order.action, limits, why, actuator, check),)
 
-        return self._begin("planner", call, order, make, order.ready_timeout_s)
+        return self._begin("planner", call, order, make, order.ready_timeout_s, MAIN)
+
+    def _endpoint_of(self, name: str) -> str:
+        """The endpoint of the workers of a service of the graph, or of one of its watchers. Blocks."""
+        service = short_watcher(name).partition("_")[0]
+        namespace = self.actuators.machinery.launch.graph.namespace
+        return self.actuators.machinery.blueprint.current().endpoint_of(Watcher(namespace, service))
 
     def _begin(
         self,
@@ -354,7 +371,7 @@ def _fields(outcome: ActionOutcome) -> dict[str, Any]:
 
 
 def _check_answered(state: State, changes: Sequence[Action]) -> None:
-    roles = {c.watcher_name: c.role for c in state.components.values() if c.holds and not c.watcher.revision}
+    roles = {c.watcher_name: c.role for c in state.components.values() if c.holds and endpoint_of(c.revision) == MAIN}
     # An added worker has no name yet.
     roles |= {f"added {n}": change.role for n, change in enumerate(changes) if isinstance(change, AddWorker)}
     leaving = {change.watcher for change in changes if isinstance(change, RemoveWorker)}

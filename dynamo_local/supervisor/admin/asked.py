@@ -1,7 +1,7 @@
 """The server that is asked: its own parts, by which it answers questions about what runs, and how it asks others.
 
-Its processes work for models: the graph's own, and one for each revision of an endpoint. Each has subjects of its own,
-so whoever asks frontends or queues asks once for each of them.
+Its workers serve revisions of endpoints. Each has subjects of its own, so who asks frontends or queues asks once for
+each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dynamo_local.core.messages.endpoints import Board
 from dynamo_local.core.messages.presence import Presence, as_sent
 from dynamo_local.core.messages.reports import Event, PlannerReport
 from dynamo_local.core.messages.work import QueueLength
-from dynamo_local.core.names import endpoint_of, parse_revision, parse_watcher, short_watcher
+from dynamo_local.core.names import MAIN, endpoint_of, parse_revision, short_watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.process_registry import Registration
@@ -35,9 +35,6 @@ from state.statefile.model import State
 from state.statefile.store import StateStore
 
 _M = TypeVar("_M", bound=Message)
-
-OWN = ""
-"""Stands for the graph's own model where the text of a revision is expected."""
 
 _CIRCUS_WITHIN_S = 5.0
 _BUS_WITHIN_S = 1.5
@@ -95,7 +92,7 @@ class AskedServer:
             raise still_starting()
         connected, view, now = await self._hears(), self._watch.view, time.monotonic()
         members = view.members()
-        with_queue = {"", *(parse_watcher(each.watcher).revision for each in members if each.role == PREFILL_ROLE)}
+        with_queue = {each.revision for each in members if each.role == PREFILL_ROLE}
         queues = {each: PrefillQueue(self._bus, Subjects(self.paths.namespace, each)) for each in sorted(with_queue)}
         lengths = [await _length(queue) if connected else None for queue in queues.values()]
         return FleetLook(
@@ -160,15 +157,15 @@ def unanswered(watcher: str) -> BusError:
 
 
 def known_revisions(used: Iterable[str], board: Board | None, endpoint: str | None = None) -> list[str]:
-    """Return the revisions that exist, in order, after `OWN`; only those of `endpoint` if it is given. Pure.
+    """Return the revisions that exist, in order; only those of `endpoint` if it is given. Pure.
 
     `used`: those that processes belong to, in any order; the board may have others, whose processes are still to come.
     Raises UsageError, which lists the endpoints, if there is no such endpoint.
     """
     listed = () if board is None else (each.revision for each in board.revisions)
-    found = sorted({*used, *listed} - {OWN}, key=parse_revision)
+    found = sorted({*used, *listed} - {""}, key=parse_revision)
     if endpoint is None:
-        return [OWN, *found]
+        return found
     names = endpoint_names(found, board)
     if endpoint not in names:
         raise UsageError(f"there is no endpoint {endpoint!r}", f"there are: {', '.join(names) or 'none'}")
@@ -178,12 +175,12 @@ def known_revisions(used: Iterable[str], board: Board | None, endpoint: str | No
 def endpoint_names(revisions: Iterable[str], board: Board | None) -> list[str]:
     """Return the names of the endpoints that are on the board or have revisions, sorted. Pure."""
     ordered = () if board is None else (view.spec.name for view in board.endpoints)
-    return sorted({*map(endpoint_of, revisions), *ordered} - {OWN})
+    return sorted({*map(endpoint_of, revisions), *ordered} - {""})
 
 
 def shown_model(revision: str) -> str:
     """What a revision serves, in words."""
-    return revision or "the server's own model"
+    return "the server's own model" if endpoint_of(revision) == MAIN else revision
 
 
 async def _length(queue: PrefillQueue) -> QueueLength | None:

@@ -159,7 +159,7 @@ async def _rows(queue: PrefillQueue, limit: int, revision: str) -> list[JobRow]:
     return [job_row(queued, revision) for queued in jobs]
 
 
-def job_row(queued: QueuedJob, revision: str = "") -> JobRow:
+def job_row(queued: QueuedJob, revision: str) -> JobRow:
     """Make the row of a job in the queue of this revision."""
     state, age_s = "in hand" if queued.taken else "waiting", round(queued.age_s, 3)
     known: dict[str, Any] = {"state": state, "age_s": age_s, "endpoint": endpoint_of(revision), "revision": revision}

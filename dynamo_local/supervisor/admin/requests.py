@@ -49,8 +49,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class AskedFrontends:
-    """The frontends of a running server: its bus, its watchers, and the revisions whose requests are meant (`OWN` is
-    one)."""
+    """The frontends of a running server: its bus, its watchers, and the revisions whose requests are meant."""
 
     bus: Bus
     namespace: str

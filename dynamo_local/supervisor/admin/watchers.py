@@ -68,13 +68,13 @@ async def devices_of_others(server: AskedServer) -> list[str]:
 
 
 def in_order(rows: Iterable[WatcherRow]) -> list[WatcherRow]:
-    """List the graph's own watchers, then those of each endpoint. An endpoint's watcher without a process is left out:
-    the endpoint's own state says that it is asleep, or has failed."""
-    return sorted((row for row in rows if not row.revision or row.state != "stopped"), key=_by_endpoint)
+    """List the graph's watchers, then those of each endpoint. An endpoint's watcher without a process is left out: the
+    endpoint's own state says that it is asleep, or has failed."""
+    return sorted((row for row in rows if row.is_of_graph or row.state != "stopped"), key=_by_endpoint)
 
 
 def _by_endpoint(row: WatcherRow) -> tuple[str, int]:
-    return (row.endpoint, parse_revision(row.revision).number) if row.revision else ("", 0)
+    return ("", 0) if row.is_of_graph else (row.endpoint, parse_revision(row.revision).number)
 
 
 def row(
@@ -98,7 +98,7 @@ def row_of_node(component: Component, presence: Presence | None, away: str) -> W
 
 
 def _row(component: Component, pid: int | None, presence: Presence | None, health: str, detail: str) -> WatcherRow:
-    revision, engine = component.watcher.revision, presence.engine if presence is not None else None
+    revision, engine = component.revision, presence.engine if presence is not None else None
     return WatcherRow(
         watcher=component.watcher_name,
         component=component.component,

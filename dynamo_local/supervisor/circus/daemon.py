@@ -208,7 +208,7 @@ class CircusTakeover:
         name = component.watcher_name
         if name in self.machinery:
             return self.machinery[name]
-        template = blueprint.template(component.component, component.watcher.revision)
+        template = blueprint.template(component.component, component.revision)
         return plan_watcher(template, component.watcher, blueprint.inventory, component.devices)
 
     async def _end(self, strays: Iterable[Process]) -> None:

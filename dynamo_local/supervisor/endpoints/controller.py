@@ -36,6 +36,7 @@ from dynamo_local.supervisor.places.capacity import (
 )
 from dynamo_local.supervisor.server.controlled import ControlledServer, Controller
 from dynamo_local.supervisor.server.launch.models import on_cpu
+from dynamo_local.supervisor.server.launch.plan import main_on_board
 from dynamo_local.supervisor.server.launch.prepare import check_clustered, own_devices, own_names
 from dynamo_local.tasks import TaskGuard
 from state.devices.allocation import noun
@@ -160,7 +161,7 @@ class EndpointController:
 
     def _contents(self) -> tuple[tuple[BoardRevision, ...], tuple[EndpointView, ...]]:
         revisions = (each for run in self._runs.values() for each in run.board(self._adapters.listed(run)))
-        return tuple(revisions), self.views()
+        return (*main_on_board(self._server.launch.graph), *revisions), self.views()
 
     async def check_machine(self, spec: EndpointSpec, others: Sequence[EndpointSpec]) -> None:
         on_nodes, total = self._server.launch.clustered, await asyncio.to_thread(self._capacity.total)
@@ -190,7 +191,7 @@ class EndpointController:
         try:
             await self._require_devices(state, spec)
         except DeviceError as error:
-            holders = {endpoint_of(c.watcher.revision) for c in state.components.values() if c.holds}
+            holders = {endpoint_of(c.revision) for c in state.components.values() if c.holds}
             listed = ", ".join(sorted(holders - {""})) or "the server's own workers"
             raise EndpointConflictError(
                 f"endpoint {spec.name} cannot be woken: {error.cause}",

@@ -217,7 +217,7 @@ def _awake(runs: Mapping[str, EndpointRun]) -> Awake:
 
 def _contender(run: EndpointRun, state: State, capacity: Capacity) -> Contender:
     """What an endpoint has and wants. One that is updated or deleted keeps what it has until that is done."""
-    mine = [c for c in state.components.values() if c.holds and endpoint_of(c.watcher.revision) == run.name]
+    mine = [c for c in state.components.values() if c.holds and endpoint_of(c.revision) == run.name]
     mine.sort(key=lambda component: component.watcher)
     ends = run.deleting or run.idleness.rest == "asleep"
     ending = [c for c in mine if ends or c.phase == "retiring"]

@@ -42,8 +42,7 @@ _MOCKER = "mocker"
 
 @dataclass(frozen=True)
 class NodePlans:
-    """Plans of the workers of a graph, and of the endpoints' revisions whose graphs were learned. `node`: its name, for
-    errors."""
+    """Plans of the workers of the revisions whose graphs were learned. `node`: its name, for errors."""
 
     node: str
     paths: StatePaths
@@ -55,8 +54,8 @@ class NodePlans:
     def plan(self, asked: WatcherPlan) -> WatcherPlan:
         """Plan that process for this node, on the devices asked for. Raises UsageError for what cannot run here."""
         watcher = asked.watcher
-        template = self.blueprint.current().worker(watcher.service, watcher.revision)
-        graph = ResolvedGraph.from_json(self.paths.graph_of(watcher.revision).read_bytes())
+        template = self.blueprint.current().worker(watcher.service, asked.revision)
+        graph = ResolvedGraph.from_json(self.paths.graph_of(asked.revision).read_bytes())
         self._check_model(graph.service(watcher.service))
         return plan_watcher(template, watcher, self.inventory, asked.devices)
 
@@ -114,7 +113,7 @@ class NodePlaces(LocalPlaces):
 
     async def reserve(self, watcher: Watcher, need: Need) -> Slot:
         # A suffixed entry stands beside the first of its service, which may be on another node.
-        await self.books.update(lambda state: add_template(state, watcher, need.role))
+        await self.books.update(lambda state: add_template(state, watcher, need.role, need.revision))
         return await super().reserve(watcher, need)
 
     async def start(self, plan: WatcherPlan) -> None:
@@ -137,7 +136,14 @@ def _started(state: State, plan: WatcherPlan) -> State:
     """The state in which the process of what is reserved may run. One that was started keeps its role."""
     if entry(state, plan.name).phase != "reserved":
         return state
-    return claim(state, plan.watcher, role=plan.role, cmd=shlex.join(plan.argv), devices=plan.devices, share=plan.share)
+    return claim(
+        *(state, plan.watcher),
+        role=plan.role,
+        cmd=shlex.join(plan.argv),
+        devices=plan.devices,
+        share=plan.share,
+        revision=plan.revision,
+    )
 
 
 def _holds(state: State, watcher: str) -> bool:

@@ -23,7 +23,7 @@ from dynamo_local.supervisor.node.agent import without_cluster
 from dynamo_local.supervisor.node.head import MOST_BYTES, HeadSilence, NodeOrder, gone
 from dynamo_local.supervisor.node.places import NodePlaces, NodePlans, forkserver_of
 from dynamo_local.supervisor.places.far import PlacesService
-from dynamo_local.supervisor.server.launch.plan import HttpAddress, Launch, revision_templates, stop_order
+from dynamo_local.supervisor.server.launch.plan import HttpAddress, Launch, stop_order
 from dynamo_local.supervisor.server.machinery import Machinery
 from dynamo_local.supervisor.server.nats.nats_server import write_bus_address
 from dynamo_local.supervisor.server.settings import ServerSettings, StopRequest, handled_signals
@@ -112,7 +112,7 @@ class NodeServer:
 
         def present() -> set[str]:
             entries = machinery.store.read().components.values()
-            return {entry.watcher.revision for entry in entries if entry.holds}
+            return {entry.revision for entry in entries if entry.holds}
 
         async def learn(revision: str, graph: bytes) -> None:
             await asyncio.to_thread(plans.learn, revision, graph, present)
@@ -201,9 +201,8 @@ async def _run(order: NodeOrder, paths: StatePaths, watch_pid: int | None, circu
         for note in clear_leftovers(lock):
             report.step(note)
         inventory = probe(order.slots, os.environ)
-        templates = revision_templates(order.graph, "", paths.root)
         forkserver = forkserver_of(order.graph, inventory, paths.root)
-        launch = Launch(order.graph, inventory, paths, order.bus, _NO_HTTP, templates, (), forkserver)
+        launch = Launch(order.graph, inventory, paths, order.bus, _NO_HTTP, (), (), forkserver)
         settings = ServerSettings(ready_deadline_s=order.ready_deadline_s, drain_deadline_s=order.drain_deadline_s)
         machinery = Machinery(launch, settings, report, lock, holds, ahead=circusd, all_expendable=True)
         server = NodeServer(order, machinery, lambda: print("ready", flush=True))

@@ -214,8 +214,8 @@ class ClusterPlaces:
         entry = (await self.books.read()).components.get(plan.name)
         if plan.name not in await self.slots.all():
             raise SupervisorError(f"{plan.name} has not reserved {list(plan.devices)}", "reserve them first")
-        if plan.watcher.revision:
-            await self.servers.learn(plan.node, plan.watcher.revision)
+        if plan.revision:
+            await self.servers.learn(plan.node, plan.revision)
         # The node plans command and environment by its own paths. A process that replaces another keeps its role.
         role = plan.role if entry is None else entry.role
         order = replace(plan, node=LOCAL_NODE, role=role, argv=(), environment={})

@@ -140,7 +140,7 @@ class LocalPlaces:
             if need.node not in ("", state.node):
                 raise DeviceError(f"{watcher.service} is to live on node {need.node}, and this is {state.node}")
             devices = allocate(chosen, shares_taken(state), need.devices, watcher.service, elsewhere, need.share)
-            return reserve(state, watcher, role=need.role, devices=devices, share=need.share)
+            return reserve(*(state, watcher), role=need.role, devices=devices, share=need.share, revision=need.revision)
 
         entry = (await self.books.update(reserved)).components[str(watcher)]
         made = Slot(entry.node, entry.devices)

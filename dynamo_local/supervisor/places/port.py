@@ -32,7 +32,8 @@ answer. An unknown process may run: it keeps its devices, and its requests."""
 class Need(msgspec.Struct, frozen=True):
     """What a process needs. `devices`: their number; with a `share` below 1, that part of one device. `virtual`: it
     computes nothing, and shares its devices with processes of others. `on`: ids of the devices, where a cluster has
-    chosen them, otherwise empty. `node`: the only one that will do, where that is decided already; empty for any."""
+    chosen them, otherwise empty. `node`: the only one that will do, where that is decided already; empty for any.
+    `revision`: that it is to serve."""
 
     role: str
     devices: int
@@ -40,6 +41,7 @@ class Need(msgspec.Struct, frozen=True):
     virtual: bool = False
     on: tuple[int, ...] = ()
     node: str = ""
+    revision: str = ""
 
 
 class Slot(Message, frozen=True, tag="slot"):

@@ -209,7 +209,7 @@ class Machinery:
         await self._circusd.stop(drain, self.circus, order)
 
     def _templates(self) -> tuple[ServiceTemplate, ...]:
-        return (*self.launch.templates, *self.blueprint.of_endpoints())
+        return (*self.launch.templates, *self.blueprint.of_revisions())
 
     def _restarter(self, plans: Iterable[WatcherPlan]) -> Restarter:
         services = {plan.name for plan in self.launch.services}

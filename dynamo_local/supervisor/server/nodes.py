@@ -19,7 +19,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import DynamoError, SupervisorError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
-from dynamo_local.core.names import endpoint_of, parse_watcher
+from dynamo_local.core.names import MAIN, Watcher, endpoint_of, parse_watcher
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.actuator.actuators import Actuators, Reconciler
@@ -62,8 +62,9 @@ class NodeKeeper:
     """The keeper of the nodes of one server.
 
     `add`: adds workers, and waits until they are ready; raises SupervisorError. `reconcile`: releases what is lost or
-    leaks of the graph, "", and of endpoints. `count_devices(seen)`: notes and returns how many devices the workers hold
-    or may take. `role(service)`: the role in which its workers start. `replaces`: whether lost workers are added anew,
+    leaks of endpoints. `count_devices(seen)`: notes and returns how many devices the workers hold
+    or may take. `role(service)`: the role in which its workers start. `endpoint_of`: the endpoint whose worker has that
+    name. `replaces`: whether lost workers are added anew,
     as they are where no planner decides. `clock`: seconds.
     """
 
@@ -72,6 +73,7 @@ class NodeKeeper:
     reconcile: Callable[[Collection[str]], Awaitable[None]]
     count_devices: Callable[[Seen], Awaitable[float]]
     role: Callable[[str], str]
+    endpoint_of: Callable[[Watcher], str]
     replaces: bool
     report: Report
     clock: Callable[[], float] = time.monotonic
@@ -133,15 +135,15 @@ class NodeKeeper:
         # Not those that somebody has changed since, as who removes a worker does: the cluster may take long to answer.
         still = [one for one in lost if _is_unchanged(one, entries.get(one.watcher_name))]
         lost = (*still, *await self._released_already(entries))
-        # Workers of endpoints are replaced by the controller of these.
-        own = [entry for entry in lost if not entry.watcher.revision]
-        self._heed_orders({name: entry for name, entry in entries.items() if not entry.watcher.revision}, own)
+        # Workers of other endpoints are replaced by the controller of these.
+        own = [entry for entry in lost if endpoint_of(entry.revision) == MAIN]
+        self._heed_orders({name: one for name, one in entries.items() if endpoint_of(one.revision) == MAIN}, own)
         if self.replaces:
             self._lost |= {one.watcher_name: AddWorker(self.role(one.component), one.component) for one in own}
         try:
             names = {entry.watcher_name for entry in lost} | await places.leaks()
             if names:
-                await self.reconcile({endpoint_of(parse_watcher(name).revision) for name in names})
+                await self.reconcile({self.endpoint_of(parse_watcher(name)) for name in names})
         finally:
             # What is left on one node keeps nobody from replacing what was lost with another.
             await self._note_missing()
@@ -322,7 +324,7 @@ class ServerNodes:
             await side_by_side(map(reconciler.reconcile, sorted(endpoints)))
 
         keeper = NodeKeeper(
-            *(self.places, add, reconcile, self._count_devices, self._role),
+            *(self.places, add, reconcile, self._count_devices, self._role, self._endpoint_of),
             replaces=not self._is_planned,
             report=self._machinery.report,
         )
@@ -386,7 +388,7 @@ class ServerNodes:
 
     async def _add(self, actuators: Actuators, changes: Sequence[AddWorker]) -> None:
         """Raises SupervisorError for the first worker that could not be added."""
-        actuator = await actuators.of("", self._machinery.report)
+        actuator = await actuators.of(MAIN, self._machinery.report)
         for outcome in await actuator.apply_all(changes, DeviceLimits()):
             if not outcome.done:
                 raise SupervisorError(outcome.note, "see `dynamo events`, and `dynamo logs` of that worker")
@@ -407,6 +409,9 @@ class ServerNodes:
         """Whether a planner decides how many workers there are to be. For those of endpoints the server does."""
         planners = (service for service in self._machinery.launch.graph.services if service.role == _PLANNER_ROLE)
         return any(service.config.get(_NO_OPERATION) is False for service in planners)
+
+    def _endpoint_of(self, watcher: Watcher) -> str:
+        return self._machinery.blueprint.current().endpoint_of(watcher)
 
     def _role(self, service: str) -> str:
         return next(template.role for template in self._machinery.launch.templates if template.service == service)

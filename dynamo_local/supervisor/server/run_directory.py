@@ -9,16 +9,19 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+import msgspec
+
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.core.errors import StateError
+from dynamo_local.core.messages.endpoints import Board
 from dynamo_local.core.names import NAMESPACE_ENV
 from dynamo_local.supervisor.server.launch.blueprint import BlueprintFile
-from dynamo_local.supervisor.server.launch.plan import Launch
+from dynamo_local.supervisor.server.launch.plan import Launch, main_on_board
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from dynamo_local.supervisor.server.nats.nats_server import NatsServer
 from dynamo_local.supervisor.server.reports import logs
 from dynamo_local.supervisor.server.reports.report import Report
-from state.files import make_run_directory, make_sockets, write_private
+from state.files import make_private_directory, make_run_directory, make_sockets, write_private
 from state.locks import ServerLock
 from state.machine.processes import ProcFs, this_process
 from state.paths import STATE_DIR_VARIABLE, Sockets
@@ -53,9 +56,19 @@ class RunDirectory:
         await asyncio.to_thread(logs.start_afresh, self.launch.paths.logs_dir)
         await asyncio.to_thread(write_record, self.launch.paths, ServerRecord("starting"))
         await asyncio.to_thread(write_private, self.launch.paths.graph_file, self.launch.graph.to_json())
+        await asyncio.to_thread(self._write_main)
         if isinstance(bus, NatsServer):
             await asyncio.to_thread(bus.write_files)
         return await asyncio.to_thread(make_sockets, self.launch.paths)
+
+    def _write_main(self) -> None:
+        """Tell frontends and workers of the model that the graph has itself."""
+        revisions = main_on_board(self.launch.graph)
+        for each in revisions:
+            path = self.launch.paths.graph_of(each.revision)
+            make_private_directory(path.parent)
+            write_private(path, self.launch.graph.to_json())
+        write_private(self.launch.paths.board_file, msgspec.json.encode(Board(revisions=revisions)))
 
     async def create_state(self, stack: AsyncExitStack, sockets: Sockets, plans: Sequence[WatcherPlan]) -> None:
         """Write the statefile, with a claim for each planned watcher. Raises StateError."""
@@ -68,7 +81,14 @@ class RunDirectory:
         )
         for plan in plans:
             cmd = shlex.join(plan.argv)
-            state = claim(state, plan.watcher, role=plan.role, cmd=cmd, devices=plan.devices, share=plan.share)
+            state = claim(
+                *(state, plan.watcher),
+                role=plan.role,
+                cmd=cmd,
+                devices=plan.devices,
+                share=plan.share,
+                revision=plan.revision,
+            )
         await asyncio.to_thread(self.store.create, state)
         stack.push_async_callback(self._unless_replaced, self.store.remove)
         stack.push_async_callback(self._unless_replaced, self._end_survivors)

@@ -127,7 +127,7 @@ def names_of_plans(launch: Launch) -> frozenset[str]:
 def names_in_use(state: State, templates: Sequence[ServiceTemplate], inventory: Inventory) -> dict[str, int]:
     """Names and ids of the devices of this node that are to be held, by the claims in the statefile. Pure."""
     real = {(template.service, template.revision) for template in templates if not template.virtual}
-    claims = (c for c in state.here.values() if (c.component, c.watcher.revision) in real)
+    claims = (c for c in state.here.values() if (c.component, c.revision) in real)
     devices = [device for component in claims for device in component.devices]
     return {name: device_id for device_id in devices for name in inventory.machine_names((device_id,))}
 

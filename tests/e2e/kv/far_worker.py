@@ -14,6 +14,7 @@ from components.workers import kv_puller
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.vllm.engine import VllmEngine
 from dynamo_local.model.named.random_model import random_model
@@ -70,7 +71,7 @@ class OrderedEngine(VllmEngine):
 
 async def serve(told: Told) -> None:
     bus = await Bus.connect(told.bus, name=told.lease)
-    context = context_of(bus, Subjects(NAMESPACE, ""), "VllmWorker", "decode", told.lease)
+    context = context_of(bus, Subjects(NAMESPACE, FIRST_OF_MAIN), "VllmWorker", "decode", told.lease)
     config = {
         "model": str(random_model()),
         "dtype": "float32",

@@ -26,6 +26,7 @@ from dynamo_local.core import codec
 from dynamo_local.core.messages.kv import TLS_STREAM
 from dynamo_local.core.messages.presence import LeaseLost
 from dynamo_local.core.messages.work import Cancel, MigrationAnswer, RequestEpoch, Reserve, Submit, TokenBatch, Warm
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 from tests.e2e.kv.agent_source import PIECE, SAID
 from tests.e2e.kv.far_worker import BLOCKS, NAMESPACE, PIN_S, Told
@@ -105,7 +106,7 @@ class Frontend:
     name: str
     answers: dict[str, Answer] = field(default_factory=dict)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
-    subjects: Subjects = field(default_factory=lambda: Subjects(NAMESPACE, ""))
+    subjects: Subjects = field(default_factory=lambda: Subjects(NAMESPACE, FIRST_OF_MAIN))
 
     async def listen(self) -> None:
         await self.bus.listen(self.subjects.tokens(self.name), TokenBatch, self._hear)

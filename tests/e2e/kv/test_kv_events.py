@@ -17,6 +17,7 @@ from dynamo_local.core.messages.admin import ParkAnswer, ParkQuestion
 from dynamo_local.core.messages.kv import CachedAnswer, CachedQuestion, KvChanges, KvStateQuestion
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Released
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.routing.caches.index import key_of, pack_hashes
 from dynamo_local.core.subjects import Subjects
 from tests.e2e.kv.pull_engines import prompt_of
@@ -78,7 +79,7 @@ async def test_what_workers_publish_is_what_they_have_cached(pair: LlmServer, ap
     assert all(worker.engine is not None and worker.engine.kv_events for worker in found)
     hasher = BlockHasher(CacheConfig(block_size=BLOCK))
     bus = await Bus.connect(BusAddress.load(pair.paths.bus_file), name="test")
-    subjects = Subjects(pair.paths.namespace)
+    subjects = Subjects(pair.paths.namespace, FIRST_OF_MAIN)
     readers = Readers(bus, subjects)
     await readers.start(leases)
     begun = prompt_of(300, seed=301)
@@ -149,7 +150,7 @@ async def test_a_worker_that_wakes_pulls_what_the_other_one_was_asked_for(pair: 
     prompt = prompt_of(300, seed=311)
     keys = [key_of(each) for each in BlockHasher(CacheConfig(block_size=BLOCK))(prompt[:-1], None)]
     bus = await Bus.connect(BusAddress.load(pair.paths.bus_file), name="test")
-    subjects = Subjects(pair.paths.namespace)
+    subjects = Subjects(pair.paths.namespace, FIRST_OF_MAIN)
     readers = Readers(bus, subjects)
     try:
         await readers.start(leases)

@@ -12,6 +12,7 @@ import openai
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.admin import ParkAnswer, ParkQuestion
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 from state.machine.processes import descendants
 from tests.e2e.llm_server import PATIENCE_S, LlmServer, settled
@@ -23,7 +24,7 @@ TURNS = 3
 async def order(server: LlmServer, leases: list[str], *, parked: bool) -> list[str | None]:
     """The reasons of refusals."""
     bus = await Bus.connect(BusAddress.load(server.paths.bus_file), name="test")
-    subjects = Subjects(server.paths.namespace)
+    subjects = Subjects(server.paths.namespace, FIRST_OF_MAIN)
     asking = (
         bus.ask(subjects.parking(lease), ParkQuestion(parked), ParkAnswer, timeout_s=PATIENCE_S) for lease in leases
     )

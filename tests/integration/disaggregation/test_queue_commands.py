@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dynamo_local.bus.address import BusAddress
@@ -16,7 +17,9 @@ from dynamo_local.bus.jetstream.prefill_queue import PrefillConsumer, PrefillQue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.cli.main import run
 from dynamo_local.core.live_settings import SETTINGS
+from dynamo_local.core.messages.endpoints import Board, BoardRevision
 from dynamo_local.core.messages.work import PrefillJob, QueueLength
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 from state.files import make_run_directory
 from state.locks import ServerLock
@@ -74,6 +77,8 @@ def server(paths: StatePaths, nats_address: BusAddress) -> Iterator[None]:
     with ServerLock(paths):
         make_run_directory(paths)
         paths.graph_file.write_bytes(prefill_launch(paths.namespace, None).graph.to_json())
+        board = Board(revisions=(BoardRevision(FIRST_OF_MAIN, takes_requests=True, served_names=("m",)),))
+        paths.board_file.write_bytes(msgspec.json.encode(board))
         with answering(paths, nats_address):
             yield
 

@@ -74,6 +74,7 @@ class ImitatedFrontend:
             presence = Presence(
                 *(str(self.watcher), self.watcher.service, "frontend", self.lease, os.getpid(), "starting"),
                 machine=machine_id(),
+                revision=revision,
             )
             announcer = Announcer(self.bus, Subjects(self.watcher.namespace, revision), presence)
             self.announced[revision] = announcer, asyncio.create_task(announcer.run())

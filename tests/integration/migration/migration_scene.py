@@ -28,6 +28,7 @@ from dynamo_local.bus.presence import Announcer
 from dynamo_local.core.messages.admin import MigrationResult
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.routing import Assignment, AssignRequest
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.request.recovery import RecoveryDeadlines
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.process.ancestry import die_with_parent
@@ -191,7 +192,7 @@ def _drawn(seed: str, tokens: int) -> list[int]:
 
 
 async def _main(bus_file: Path, namespace: str, source: str, destination: str) -> None:
-    address, subjects = BusAddress.load(bus_file), Subjects(namespace)
+    address, subjects = BusAddress.load(bus_file), Subjects(namespace, FIRST_OF_MAIN)
     observer, bus = await Bus.connect(address, name="observer"), await HoldingBus.connect(address, name="scene")
     assert isinstance(bus, HoldingBus)
     scene = Scene(bus, subjects, source, destination)

@@ -19,6 +19,7 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.fleet.view import FleetView
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.work import CancelReservation, MigrationAnswer, Reserve
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
 from tests.chaos.answers import Outcome
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.integration
 
 NAMESPACE = "held"
 WORKERS = 3
-SUBJECTS = Subjects(NAMESPACE)
+SUBJECTS = Subjects(NAMESPACE, FIRST_OF_MAIN)
 KEYS = {
     "ServiceArgs.workers": WORKERS,
     "engine": "mocker",

@@ -132,6 +132,7 @@ class FakeServer:
             "ready",
             load=Load(1, 0, 0.5, age_s=0.0),
             counts=Counts(in_flight=in_flight),
+            revision=revision,
         )
         subjects = Subjects(self.paths.namespace, revision)
         await self.bus.publish(subjects.presence(presence.watcher, presence.role), codec.encode(presence))

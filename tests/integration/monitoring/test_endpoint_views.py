@@ -43,7 +43,8 @@ ENGINE = EngineInfo("mocker", "chat", 512, 16, 64, 8)
 def presence(subjects: Subjects, service: str, role: str, revision: str = "") -> Presence:
     watcher = str(Watcher(subjects.namespace, service, revision=revision))
     engine, load = (ENGINE, Load(2, 1, 0.5)) if revision else (None, None)
-    return Presence(watcher, service, role, f"lease of {watcher}", NO_PROCESS, "ready", engine=engine, load=load)
+    lease = f"lease of {watcher}"
+    return Presence(watcher, service, role, lease, NO_PROCESS, "ready", engine=engine, load=load, revision=revision)
 
 
 @pytest.fixture

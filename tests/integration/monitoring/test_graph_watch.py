@@ -39,6 +39,12 @@ class Clock:
 
 
 @pytest.fixture
+def subjects(subjects: Subjects) -> Subjects:
+    """Those of processes that serve no model of their own, the planner among them."""
+    return Subjects(subjects.namespace)
+
+
+@pytest.fixture
 def clock() -> Clock:
     return Clock()
 

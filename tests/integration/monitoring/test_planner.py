@@ -17,6 +17,7 @@ import pytest
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.reports import PlannerReport
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 from tests.chaos.frontend import ChaosFrontend
 from tests.chaos.settings import BLOCK_SIZE
@@ -47,7 +48,9 @@ def acting(**more: object) -> tuple[str, ...]:
 async def frontend_of(server: ScaledServer, max_local_prefill: int | None = None) -> AsyncIterator[ChaosFrontend]:
     """Clients of the server, none of which may get a wrong answer."""
     bus = await Bus.connect(BusAddress.load(server.paths.bus_file), name="test")
-    frontend = ChaosFrontend(bus, Subjects(NAMESPACE), f"{NAMESPACE}_Frontend_1", 60.0, max_local_prefill)
+    frontend = ChaosFrontend(
+        bus, Subjects(NAMESPACE, FIRST_OF_MAIN), f"{NAMESPACE}_Frontend_1", 60.0, max_local_prefill
+    )
     await frontend.start()
     yield frontend
     assert await frontend.close_streams(PATIENCE_S) == 0

@@ -10,6 +10,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.core.messages.kv import KvChanges
 from dynamo_local.core.messages.presence import LeaseRevoked
 from dynamo_local.core.messages.routing import RoutesAnswer, RoutesQuestion
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.routing.caches.index import pack
 from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect
@@ -23,7 +24,7 @@ PROMPT = list(range(41))
 CACHED = 40
 
 
-@pytest.mark.parametrize("revision", ["", "chat@1"])
+@pytest.mark.parametrize("revision", [FIRST_OF_MAIN, "chat@1"])
 async def test_a_prompt_returns_to_the_worker_that_has_computed_it(
     connect: Connect, subjects: Subjects, revision: str
 ) -> None:
@@ -62,10 +63,10 @@ async def test_the_latest_assignments_are_told_with_their_candidates(connect: Co
         assert answer.policy == "kv"
         assert [(each.revision, each.worker, each.tokens) for each in answer.routes] == [
             ("chat@1", None, len(PROMPT)),
-            ("", chosen, len(PROMPT)),
+            (FIRST_OF_MAIN, chosen, len(PROMPT)),
         ]
         assert {each.worker for each in answer.routes[1].candidates} == {"a", "b"}
-        assert (await told("")).routes[0].request_id == answer.routes[1].request_id
+        assert (await told(FIRST_OF_MAIN)).routes[0].request_id == answer.routes[1].request_id
 
 
 async def test_a_burst_of_one_new_prefix_goes_to_one_worker(connect: Connect, subjects: Subjects) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus, follow_address
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 from tests.chaos.answers import Outcome
 from tests.chaos.frontend import ChaosFrontend
@@ -32,7 +33,7 @@ async def streams(server: ScaledServer, count: int, *, loses_state: bool = False
     """Clients that ask on and on; not one of them may get a wrong answer, or none. `loses_state`: a worker hangs for
     long, and answers that cannot be continued elsewhere are lost with it."""
     bus = await Bus.connect(address(server), name="test", file=server.paths.bus_file)
-    frontend = ChaosFrontend(bus, Subjects(NAMESPACE), f"{NAMESPACE}_Frontend", stall_s=PATIENCE_S)
+    frontend = ChaosFrontend(bus, Subjects(NAMESPACE, FIRST_OF_MAIN), f"{NAMESPACE}_Frontend", stall_s=PATIENCE_S)
     await follow_address(bus, Subjects(NAMESPACE), frontend.lease)
     await frontend.start()
     frontend.open_streams(count, "rotation")

@@ -11,6 +11,7 @@ from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.messages.work import PrefillJob, QueueLength
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.process.ownership import Owner
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
@@ -31,7 +32,11 @@ async def main() -> None:
     module._DRAINED_LOOKS = 0
     nats = NatsProcess(folder / "nats")
     nats.start()
-    bus, subjects, report = await Bus.connect(nats.address, name="test"), Subjects("full"), RecordingReport()
+    bus, subjects, report = (
+        await Bus.connect(nats.address, name="test"),
+        Subjects("full", FIRST_OF_MAIN),
+        RecordingReport(),
+    )
     ownership = Ownership("full", Owner("one", "here", "host"), report)
     service = ResolvedService("Prefill", "m:S", "prefill", 1, 0, 0, {}, {}, ())
     streams = ServerStreams(ResolvedGraph("m:S", "full", (service,)), report, ownership, own_nats=True)

@@ -19,6 +19,7 @@ from dynamo_local.bus.nats import Bus, publish_event
 from dynamo_local.control.events import events_of
 from dynamo_local.core.errors import NotRunningError
 from dynamo_local.core.messages.reports import Event
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 from tests.chaos.frontend import ChaosFrontend
 from tests.chaos.settings import BLOCK_SIZE
@@ -58,7 +59,7 @@ def follow_to_the_end(server: ScaledServer) -> list[Event]:
 async def scale_under_load(server: ScaledServer) -> None:
     """Remove a worker while requests run on it, with a frontend that publishes its migrations as the service does."""
     bus = await Bus.connect(BusAddress.load(server.paths.bus_file), name="test")
-    subjects = Subjects(NAMESPACE)
+    subjects = Subjects(NAMESPACE, FIRST_OF_MAIN)
     frontend = ChaosFrontend(bus, subjects, f"{NAMESPACE}_Frontend", stall_s=PATIENCE_S)
 
     def record(event: Event) -> None:

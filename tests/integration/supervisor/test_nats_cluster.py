@@ -10,6 +10,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from dynamo_local.bus.nats import Bus
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import OWNERS_BUCKET, Subjects
 from tests.integration.nats_cluster import SERVERS, ClusterServer, NatsCluster, running_cluster
 from tests.integration.supervisor.answered_streams import GRAPH, MOCKERS, streams, until_answered
@@ -17,7 +18,7 @@ from tests.integration.supervisor.scaled_server import NAMESPACE, ScaledServer
 
 pytestmark = pytest.mark.integration
 
-SUBJECTS = Subjects(NAMESPACE)
+SUBJECTS = Subjects(NAMESPACE, FIRST_OF_MAIN)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import SilentNodeError
-from dynamo_local.core.names import Watcher
+from dynamo_local.core.names import FIRST_OF_MAIN, Watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.graph import load_graph
@@ -33,6 +33,7 @@ pytestmark = pytest.mark.integration
 
 NAMESPACE = "noded"
 SUBJECTS = Subjects(NAMESPACE)
+GRAPH = resolve(load_graph("tests.integration.supervisor.idle_graph:Front"), None, (), NAMESPACE)
 WATCHER = Watcher(NAMESPACE, "Idle", 1)
 PATIENCE_S = 60.0
 
@@ -62,8 +63,10 @@ class Node:
 
     async def run_a_worker(self) -> int:
         """Have a worker run. Returns its pid once it has registered."""
-        reservation = await self.places.reserve(WATCHER, Need("decode", 1))
-        await self.places.start(WatcherPlan(WATCHER, "decode", (), devices=reservation.devices))
+        reservation = await self.places.reserve(WATCHER, Need("decode", 1, revision=FIRST_OF_MAIN))
+        await self.places.learn(FIRST_OF_MAIN, GRAPH.to_json())
+        plan = WatcherPlan(WATCHER, "decode", (), devices=reservation.devices, revision=FIRST_OF_MAIN)
+        await self.places.start(plan)
         store = StateStore(self.paths)
         await eventually(lambda: store.read().components[str(WATCHER)].pid is not None)
         pid = store.read().components[str(WATCHER)].pid
@@ -107,8 +110,7 @@ async def node(tmp_path: Path, bus: Bus) -> AsyncIterator[Node]:
 
 @pytest.fixture
 def order(nats: BusAddress) -> NodeOrder:
-    graph = resolve(load_graph("tests.integration.supervisor.idle_graph:Front"), None, (), NAMESPACE)
-    return NodeOrder(NAMESPACE, "n1", "head", nats, graph, installed_versions(), 2, PATIENCE_S, 10.0)
+    return NodeOrder(NAMESPACE, "n1", "head", nats, GRAPH, installed_versions(), 2, PATIENCE_S, 10.0)
 
 
 async def test_a_node_server_runs_workers_and_leaves_nothing(node: Node, order: NodeOrder) -> None:

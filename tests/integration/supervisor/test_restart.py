@@ -13,6 +13,7 @@ import pytest
 
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 from tests.chaos.answers import Outcome
 from tests.chaos.frontend import ChaosFrontend
@@ -115,7 +116,7 @@ def decoders(server: ScaledServer) -> set[int | None]:
 async def streams(server: ScaledServer, count: int) -> AsyncIterator[ChaosFrontend]:
     """Clients that ask on and on; not one of them may get a wrong answer, or none."""
     bus = await Bus.connect(BusAddress.load(server.paths.bus_file), name="test")
-    frontend = ChaosFrontend(bus, Subjects(NAMESPACE), f"{NAMESPACE}_Frontend", stall_s=PATIENCE_S)
+    frontend = ChaosFrontend(bus, Subjects(NAMESPACE, FIRST_OF_MAIN), f"{NAMESPACE}_Frontend", stall_s=PATIENCE_S)
     await frontend.start()
     frontend.open_streams(count, "restart")
     try:

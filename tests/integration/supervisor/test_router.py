@@ -12,6 +12,7 @@ from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import Announcer
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.routing import Assignment, AssignRequest, Charge, Charges, Released
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects, revision_in
 from tests.integration.conftest import Connect
 from tests.integration.server_process import PATIENCE_S
@@ -60,5 +61,5 @@ async def test_each_revision_has_a_ledger_until_its_processes_are_gone(
     for task in workers:
         task.cancel()
     async with asyncio.timeout(PATIENCE_S):
-        assert {await ended.get() for _ in range(3)} == {"chat@1", "embed@1", "chat@3"}
+        assert {await ended.get() for _ in range(4)} == {FIRST_OF_MAIN, "chat@1", "embed@1", "chat@3"}
     await router.close()

@@ -16,6 +16,7 @@ from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.control.client import ControlClient
 from dynamo_local.control.operations import RESTART_WORKERS, STOP
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 from state.machine.processes import start_time
 from state.statefile.store import StateStore
@@ -214,7 +215,7 @@ async def test_no_request_fails_while_workers_come_and_go(tmp_path: Path) -> Non
     options = ["--VllmWorker.mocker-step-base-ms=10", f"--VllmWorker.mocker-block-size={BLOCK_SIZE}"]
     with ScaledServer(tmp_path / "state", "tests.chaos.graph:Router", *options) as server:
         bus = await Bus.connect(BusAddress.load(server.paths.bus_file), name="test")
-        frontend = ChaosFrontend(bus, Subjects(NAMESPACE), f"{NAMESPACE}_Frontend", stall_s=PATIENCE_S)
+        frontend = ChaosFrontend(bus, Subjects(NAMESPACE, FIRST_OF_MAIN), f"{NAMESPACE}_Frontend", stall_s=PATIENCE_S)
         await frontend.start()
         frontend.open_streams(12, "scaling")
         for arguments in (

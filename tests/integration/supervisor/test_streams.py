@@ -20,6 +20,7 @@ from dynamo_local.bus.jetstream.streams import StreamAbsentError
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import NamespaceBusyError, QueueAbsentError, SupervisorError
 from dynamo_local.core.messages.work import PrefillJob, QueueLength
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.process.ownership import Owner
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
@@ -235,7 +236,7 @@ def length_of(address: BusAddress, namespace: str) -> QueueLength:
     async def ask() -> QueueLength:
         bus = await Bus.connect(address, name="test")
         try:
-            return await PrefillQueue(bus, Subjects(namespace)).length()
+            return await PrefillQueue(bus, Subjects(namespace, FIRST_OF_MAIN)).length()
         finally:
             await bus.close()
 

@@ -24,6 +24,7 @@ from dynamo_local.core.errors import EngineError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE, Happened
 from dynamo_local.core.messages.presence import Presence
 from dynamo_local.core.messages.work import Submit
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.ports import Request
 from dynamo_local.core.request.disaggregation import PrefillLimits
 from dynamo_local.core.request.recovery import Survival
@@ -111,7 +112,7 @@ def engine_of(worker: Presence) -> int:
 async def fleet(server: ServerProcess) -> AsyncIterator[Fleet]:
     bus = await Bus.connect(BusAddress.load(server.paths.bus_file), name="test")
     remote = remote_prefill(ENDLESS, LIMITS)
-    front = FakeFrontend(bus, Subjects(NAMESPACE), f"f{bus.inbox()}".replace(".", ""), remote_of=remote)
+    front = FakeFrontend(bus, Subjects(NAMESPACE, FIRST_OF_MAIN), f"f{bus.inbox()}".replace(".", ""), remote_of=remote)
     fleet = Fleet(await front.start())
     await fleet.ready()
     yield fleet

@@ -37,6 +37,7 @@ from dynamo_local.core.messages.work import (
     TokenBatch,
     TokenDelta,
 )
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.ports import Engine, Prefix, Step
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.engine.mocker.engine import MockerEngine
@@ -405,7 +406,7 @@ def test_a_parked_worker_that_is_killed_comes_back_ready(tmp_path: Path) -> None
         async def park() -> ParkAnswer:
             bus = await Bus.connect(BusAddress.load(server.paths.bus_file), name="test")
             try:
-                subject = Subjects("parking").parking(worker.lease or "")
+                subject = Subjects("parking", FIRST_OF_MAIN).parking(worker.lease or "")
                 return await bus.ask(subject, ParkQuestion(parked=True), ParkAnswer, timeout_s=DEADLINE_S)
             finally:
                 await bus.close()

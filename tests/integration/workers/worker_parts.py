@@ -34,11 +34,12 @@ _indexes = itertools.count(1)
 
 
 def context_of(bus: Bus, subjects: Subjects, service: str, role: str, lease: str) -> ServiceContext:
-    watcher = Watcher(subjects.namespace, service, next(_indexes), subjects.revision)
-    presence = Presence(str(watcher), service, role, lease, 1, "starting")
+    watcher = Watcher.of(subjects.namespace, service, next(_indexes), subjects.revision)
+    presence = Presence(str(watcher), service, role, lease, 1, "starting", revision=subjects.revision)
     resolved = ResolvedService(service, f"components:{service}", role, 1, 0, 0.0, {}, {}, ())
     return ServiceContext(
         watcher=watcher,
+        revision=subjects.revision,
         lease=lease,
         graph=ResolvedGraph(resolved.target, subjects.namespace, (resolved,)),
         service=resolved,

@@ -24,8 +24,11 @@ DECODE = Presence(
     load=LOAD,
     counts=COUNTS,
     started_at=NOW - 125.0,
+    revision="main@1",
 )
-STARTING = Presence("ns_VllmWorker_1", "VllmWorker", "decode", "s", 2, "starting", "loading the model")
+STARTING = Presence(
+    "ns_VllmWorker_1", "VllmWorker", "decode", "s", 2, "starting", "loading the model", revision="main@1"
+)
 ROUTED = Counts(
     assigned=5,
     unassigned=0,

@@ -27,6 +27,7 @@ def worker(revision: str, index: int = 0, kv_usage: float = 0.5) -> Presence:
         DECODE,
         watcher=f"ns_{revision}_VllmWorker{suffix}",
         lease=lease,
+        revision=revision,
         load=Load(running=3, waiting=1, kv_usage=kv_usage),
     )
 

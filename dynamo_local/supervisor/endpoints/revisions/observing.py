@@ -11,7 +11,7 @@ from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.endpoints.rollout import Frontends, Workers
 from dynamo_local.core.fleet.view import FRONTEND_ROLE, PREFILL_ROLE, FleetView, in_flight_of
 from dynamo_local.core.messages.presence import Presence
-from dynamo_local.core.names import Revision, parse_revision, parse_watcher
+from dynamo_local.core.names import Revision, parse_revision
 from dynamo_local.core.subjects import Subjects
 from state.statefile.model import Component, State
 
@@ -47,7 +47,7 @@ class RevisionWatch:
 
 def revisions_of(state: State, endpoint: str) -> set[int]:
     """Numbers of the endpoint's revisions that have entries of workers."""
-    found = {component.watcher.revision for component in state.components.values() if component.holds}
+    found = {component.revision for component in state.components.values() if component.holds}
     parsed = (parse_revision(revision) for revision in found if revision)
     return {revision.number for revision in parsed if revision.endpoint == endpoint}
 
@@ -57,7 +57,7 @@ def workers_of(
 ) -> tuple[Workers, Workers]:
     """The workers of a revision that answer, and those that prefill. `given_up`: watchers that are not started any
     more."""
-    mine = [c for c in state.components.values() if c.watcher.revision == str(revision) and c.holds]
+    mine = [c for c in state.components.values() if c.revision == str(revision) and c.holds]
     mine.sort(key=lambda component: component.watcher)
     states: dict[str, str] = dict.fromkeys((one.lease for one in view.members() if one.state == "parked"), "parked")
     states |= {presence.lease: "ready" for presence in view.ready({component.role for component in mine})}
@@ -110,9 +110,9 @@ def frontends_of(view: FleetView, server: Iterable[Presence] = (), number: int =
 
 def doing(view: FleetView) -> str:
     """What workers that start are doing, in words; empty if none says so."""
-    details = {one.detail for one in view.members() if one.state == "starting" and parse_watcher(one.watcher).revision}
+    details = {one.detail for one in view.members() if one.state == "starting" and one.role != FRONTEND_ROLE}
     return ", ".join(sorted(details - {""}))
 
 
 def _frontends(view: FleetView) -> list[Presence]:
-    return [presence for presence in view.members() if not parse_watcher(presence.watcher).revision]
+    return [presence for presence in view.members() if presence.role == FRONTEND_ROLE]

@@ -25,7 +25,7 @@ from dynamo_local.core.endpoints.rollout import (
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.errors import ConfigError, DynamoError, MemoryShortError, UsageError, one_line
 from dynamo_local.core.fleet.view import FleetView
-from dynamo_local.core.names import Revision, parse_watcher
+from dynamo_local.core.names import Revision
 from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, DeviceLimits, RemoveWorker
 from dynamo_local.supervisor.endpoints.revisions.launch import Launched, ModelChangedError, check_files
 from dynamo_local.supervisor.endpoints.revisions.observing import (
@@ -123,7 +123,7 @@ class RevisionRun:
     @property
     def is_nearly_ready(self) -> bool:
         """Whether the engine of one of its workers has started."""
-        return any(one.engine is not None for one in self._view.members() if parse_watcher(one.watcher).revision)
+        return any(one.engine is not None for one in self._view.members())
 
     @property
     def failed_adapters(self) -> Mapping[str, str]:

@@ -16,7 +16,7 @@ import msgspec
 from dynamo_local.control.errors import why_absent
 from dynamo_local.core.errors import DecodeError, StateError, SupervisorError, UsageError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
-from dynamo_local.core.names import HTTP_PORT_ENV, select_watcher
+from dynamo_local.core.names import HTTP_PORT_ENV, MAIN, Watcher, endpoint_of, select_watcher
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate
 from state.devices.allocation import Inventory
 from state.files import replace_file, system_errors
@@ -58,8 +58,15 @@ class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def revisions(self) -> frozenset[str]:
-        """The endpoints' revisions that have templates."""
+        """The revisions that have templates."""
         return frozenset(template.revision for template in self.templates if template.revision)
+
+    def endpoint_of(self, watcher: Watcher) -> str:
+        """The endpoint whose worker has that name; empty for a process that is no worker."""
+        if watcher.revision:
+            return endpoint_of(watcher.revision)
+        of_main = any(one.service == watcher.service and endpoint_of(one.revision) == MAIN for one in self.templates)
+        return MAIN if of_main else ""
 
     def with_revision(self, templates: Iterable[ServiceTemplate]) -> Blueprint:
         """The blueprint with the templates of an endpoint's revision, in place of those that it has of it."""
@@ -73,13 +80,12 @@ class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         left = tuple(template for template in self.templates if template.revision != revision)
         return msgspec.structs.replace(self, templates=left)
 
-    def workers_of(self, revision: str = "") -> tuple[ServiceTemplate, ...]:
-        """The templates of workers of an endpoint's revision, or of the graph's own."""
-        return tuple(template for template in self.workers if template.revision == revision)
+    def workers_of(self, revision: str) -> tuple[ServiceTemplate, ...]:
+        """The templates of a revision."""
+        return tuple(template for template in self.templates if revision and template.revision == revision)
 
-    def worker(self, service: str, revision: str = "") -> ServiceTemplate:
-        """The template of a service of workers, of an endpoint's revision or the graph's own. Raises UsageError for any
-        other name."""
+    def worker(self, service: str, revision: str) -> ServiceTemplate:
+        """The template of a revision's service of workers. Raises UsageError for any other name."""
         workers = self.workers_of(revision)
         for template in workers:
             if template.service == service:
@@ -87,9 +93,9 @@ class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         known = ", ".join(template.service for template in workers) or "none"
         raise UsageError(f"{service!r} is not a service of workers", f"those of {_whose(revision)} are: {known}")
 
-    def template(self, service: str, revision: str = "") -> ServiceTemplate:
-        """The template of a service: of an endpoint's revision, or the graph's own. Raises UsageError for what is no
-        service of it."""
+    def template(self, service: str, revision: str) -> ServiceTemplate:
+        """The template of a service: of a revision, or, if that is empty, of those that serve no model of their own.
+        Raises UsageError for what is no service of it."""
         found = {template.service: template for template in self.templates if template.revision == revision}
         template = found.get(service)
         if template is None:
@@ -97,7 +103,7 @@ class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError(f"there is no service {service!r}", f"those of {_whose(revision)} are: {known}")
         return template
 
-    def restartable(self, service: str, revision: str = "") -> ServiceTemplate:
+    def restartable(self, service: str, revision: str) -> ServiceTemplate:
         """The template of a service whose processes may be restarted. Raises UsageError for the service that holds the
         clients' connections, and for what is no service."""
         template = self.template(service, revision)
@@ -108,9 +114,8 @@ class Blueprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         return template
 
-    def worker_in(self, role: str, revision: str = "") -> ServiceTemplate:
-        """The first template, of an endpoint's revision or the graph's own, whose workers start in that role. Raises
-        UsageError if there is none."""
+    def worker_in(self, role: str, revision: str) -> ServiceTemplate:
+        """The first template of a revision whose workers start in that role. Raises UsageError if there is none."""
         workers = self.workers_of(revision)
         for template in workers:
             if template.role == role:
@@ -158,16 +163,16 @@ class BlueprintFile:
         with self._lock:
             return self._read()
 
-    def of_endpoints(self) -> tuple[ServiceTemplate, ...]:
-        """The templates of endpoints' revisions; none before the file is written for the first time."""
+    def of_revisions(self) -> tuple[ServiceTemplate, ...]:
+        """The templates of revisions; none before the file is written for the first time."""
         try:
             return tuple(template for template in self.current().templates if template.revision)
         except (SupervisorError, StateError, DecodeError):
             return ()
 
     def revisions(self) -> frozenset[str]:
-        """The endpoints' revisions that have templates; none before the file is written for the first time."""
-        return frozenset(template.revision for template in self.of_endpoints())
+        """The revisions that have templates; none before the file is written for the first time."""
+        return frozenset(template.revision for template in self.of_revisions())
 
     def change(self, change: Callable[[Blueprint], Blueprint]) -> Blueprint:
         """Replace the blueprint by `change(blueprint)` and return it; one that stays as it is takes no disk space.
@@ -205,7 +210,7 @@ class BlueprintFile:
 
 
 def _whose(revision: str) -> str:
-    return revision or "this graph"
+    return "this graph" if endpoint_of(revision) in {"", MAIN} else revision
 
 
 def worker_of(state: State, watcher: str) -> Component:

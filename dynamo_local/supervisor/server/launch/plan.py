@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-import msgspec
-
 from dynamo_local.bus.address import BusAddress
 from dynamo_local.core.addresses import host_in_url
-from dynamo_local.core.endpoints.spec import EndpointSpec
+from dynamo_local.core.endpoints.spec import SERVED_NAME, EndpointSpec
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE
+from dynamo_local.core.messages.endpoints import BoardRevision
 from dynamo_local.core.names import (
     BUS_SERVICE,
+    FIRST_OF_MAIN,
     FORKSERVER_SERVICE,
     HTTP_HOST_ENV,
     HTTP_PORT_ENV,
@@ -72,7 +72,10 @@ def service_templates(graph: ResolvedGraph, state_root: Path, http: HttpAddress)
     cannot exist side by side."""
     _check_names(graph.services)
     _check_root(graph, http)
-    return tuple(_template(graph, service, state_root, http) for service in graph.services)
+    return tuple(
+        _template(graph, service, state_root, http, FIRST_OF_MAIN if service.role in ENGINE_ROLES else "")
+        for service in graph.services
+    )
 
 
 def hands_over(graph: ResolvedGraph, http: HttpAddress) -> bool:
@@ -84,12 +87,8 @@ def revision_templates(graph: ResolvedGraph, revision: str, state_root: Path) ->
     """Make the templates of an endpoint's revision, from its graph: those of its workers. Its other services are never
     started: frontend, router and planner are the server's own. Raises ConfigError as `service_templates`."""
     _check_names(graph.services)
-    return tuple(
-        msgspec.structs.replace(template, revision=revision)
-        for service in graph.services
-        if service.role in ENGINE_ROLES
-        for template in (_template(graph, service, state_root, None),)
-    )
+    workers = (service for service in graph.services if service.role in ENGINE_ROLES)
+    return tuple(_template(graph, service, state_root, None, revision) for service in workers)
 
 
 def plan_services(
@@ -131,7 +130,9 @@ def plan_watcher(
     environment = threads | template.environment | held | {WATCHER_ENV: str(watcher)}
     if _LAUNCHER in template.argv:
         environment |= _sockets(watcher, Path(environment[STATE_DIR_VARIABLE]))
-    return WatcherPlan(watcher, template.role, template.argv, environment, devices, template.share, node)
+    return WatcherPlan(
+        *(watcher, template.role, template.argv, environment, devices, template.share, node, template.revision)
+    )
 
 
 def _sockets(watcher: Watcher, state_root: Path) -> dict[str, str]:
@@ -184,7 +185,7 @@ def stop_order(graph: ResolvedGraph) -> tuple[frozenset[str], ...]:
 
 
 def _template(
-    graph: ResolvedGraph, service: ResolvedService, state_root: Path, http: HttpAddress | None
+    graph: ResolvedGraph, service: ResolvedService, state_root: Path, http: HttpAddress | None, revision: str
 ) -> ServiceTemplate:
     return ServiceTemplate(
         service.name,
@@ -194,7 +195,8 @@ def _template(
         devices_of(service.gpu),
         service.workers,
         service.virtual,
-        share=share_of(service.gpu),
+        revision,
+        share_of(service.gpu),
     )
 
 
@@ -297,6 +299,15 @@ class Launch:
         preloads = {service.name: service.preload for service in self.graph.services}
         found = {plan.name: preloads[plan.watcher.service] for plan in self.services}
         return {watcher: _package(module) for watcher, module in found.items() if module is not None}
+
+
+def main_on_board(graph: ResolvedGraph) -> tuple[BoardRevision, ...]:
+    """What frontends are to serve of a graph with workers; nothing of another one."""
+    if not any(service.role in ENGINE_ROLES for service in graph.services):
+        return ()
+    config = graph.root.config
+    names = map(str, config.get(SERVED_NAME) or filter(None, [config.get("model")]))
+    return (BoardRevision(FIRST_OF_MAIN, takes_requests=True, served_names=tuple(names)),)
 
 
 def here(templates: Sequence[ServiceTemplate], *, clustered: bool) -> tuple[ServiceTemplate, ...]:

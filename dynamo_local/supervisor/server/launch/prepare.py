@@ -17,11 +17,16 @@ from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.supervisor.places.cluster import check_environment
 from dynamo_local.supervisor.server.launch.addresses import bus_of, check_kv_networks
 from dynamo_local.supervisor.server.launch.choosing import Chooser, Chosen
-from dynamo_local.supervisor.server.launch.models import MODEL, SERVED_NAME, ModelSource, with_models, with_rooms
+from dynamo_local.supervisor.server.launch.models import (
+    ModelSource,
+    with_models,
+    with_rooms,
+)
 from dynamo_local.supervisor.server.launch.plan import (
     HttpAddress,
     Launch,
     here,
+    main_on_board,
     plan_forkserver,
     plan_services,
     service_templates,
@@ -163,10 +168,7 @@ def own_devices(templates: Iterable[ServiceTemplate]) -> float:
 
 def own_names(graph: ResolvedGraph) -> frozenset[str]:
     """Names under which the graph's own workers serve a model; none in a graph without workers."""
-    if not any(service.role in ENGINE_ROLES for service in graph.services):
-        return frozenset()
-    config = graph.root.config
-    return frozenset(map(str, config.get(SERVED_NAME) or filter(None, [config.get(MODEL)])))
+    return frozenset(name for each in main_on_board(graph) for name in each.served_names)
 
 
 def without_devices(inventory: Inventory) -> Inventory:

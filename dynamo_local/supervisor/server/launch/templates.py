@@ -18,7 +18,8 @@ ENDPOINT_WORKERS = "workers of endpoints"
 
 class WatcherPlan(msgspec.Struct, frozen=True):
     """A process to be started. `environment` is added to that of the server, and overrides it. `share`: the part of its
-    one device that the process gets; 1 for devices that it holds whole. `node`: where it runs."""
+    one device that the process gets; 1 for devices that it holds whole. `node`: where it runs. `revision`: that it
+    serves, as in the statefile."""
 
     watcher: Watcher
     role: str
@@ -27,6 +28,7 @@ class WatcherPlan(msgspec.Struct, frozen=True):
     devices: tuple[int, ...] = ()
     share: float = 1.0
     node: str = LOCAL_NODE
+    revision: str = ""
 
     def __post_init__(self) -> None:
         check_watcher(self.watcher)
@@ -41,8 +43,8 @@ class ServiceTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `environment` may hold secrets. `devices`: number of devices of each process. `workers`: number of processes at
     start-up. `virtual`: the processes compute nothing, and share devices with others. `revision`: text of the
-    endpoint's revision that the processes belong to; empty for a service of the graph itself. `share`: below 1, the
-    part of one device that each process gets.
+    endpoint's revision that the processes serve; empty for services that serve no model of their own. `share`: below 1,
+    the part of one device that each process gets.
     """
 
     service: str
@@ -62,4 +64,4 @@ class ServiceTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def watcher(self, namespace: str, index: int = 0) -> Watcher:
         """The watcher of the service's process with that index."""
-        return Watcher(namespace, self.service, index, self.revision)
+        return Watcher.of(namespace, self.service, index, self.revision)

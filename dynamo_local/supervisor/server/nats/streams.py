@@ -13,6 +13,7 @@ from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue, create_prefil
 from dynamo_local.bus.nats import Bus
 from dynamo_local.core.errors import BusError, NamespaceBusyError, SupervisorError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.supervisor.server.ownership import Ownership
@@ -31,7 +32,7 @@ def needs_queue(graph: ResolvedGraph) -> bool:
 
 
 class ServerStreams:
-    """The prefill queues and the live settings of one server. Each revision of an endpoint has a queue of its own.
+    """The prefill queues and the live settings of one server. Each revision has a queue of its own.
 
     `own_nats`: they are on a NATS server that it has started, and that ends with it.
     """
@@ -54,7 +55,7 @@ class ServerStreams:
         serves: that is only reported.
         """
         self._bus = bus
-        await self._create_queue(bus, self._graph, self._subjects)
+        await self._create_queue(bus, self._graph, Subjects(self._subjects.namespace, FIRST_OF_MAIN))
         try:
             await self._confirm(bus)
             await create_settings(bus, self._subjects)

@@ -20,7 +20,7 @@ class HeardBus:
     handlers: list[Any] = field(default_factory=list)
 
     async def listen_each(self, pattern: str, kind: type[Presence], handler: Any) -> None:
-        assert (pattern, kind) == (Subjects("ns").presences_of_endpoints, Presence)
+        assert (pattern, kind) == (Subjects("ns").presences_in_revisions, Presence)
         self.handlers.append(handler)
 
     async def publish(self, subject: str, data: bytes) -> None:
@@ -31,12 +31,12 @@ class HeardBus:
         revision: str,
         watcher: str,
         in_flight: int | None,
-        role: str = "frontend",
         queued: int | None = None,
         taken: int | None = None,
     ) -> None:
         counts = Counts(in_flight=in_flight, queued=queued, taken=taken)
-        presence = Presence(watcher, "Service", role, f"{revision} {watcher}", 1, "ready", counts=counts)
+        lease = f"{revision} {watcher}"
+        presence = Presence(watcher, "Service", "frontend", lease, 1, "ready", counts=counts, revision=revision)
         for handler in self.handlers:
             await handler(revision, presence)
 
@@ -69,7 +69,6 @@ async def watch(bus: HeardBus, clock: Clock) -> FrontendsWatch:
 async def test_numbers_are_kept_apart_by_revision(bus: HeardBus, watch: FrontendsWatch) -> None:
     await bus.hear("chat@1", "ns_Frontend", 3)
     await bus.hear("chat@2", "ns_Frontend", 5)
-    await bus.hear("chat@2", "ns_chat@2_VllmWorker", 7, "aggregated")
     assert (watch.in_flight("chat@1"), watch.in_flight("chat@2"), watch.in_flight("code@1")) == (3, 5, None)
     watch.forget_others({"chat@2"})
     assert (watch.in_flight("chat@1"), watch.in_flight("chat@2")) == (None, 5)

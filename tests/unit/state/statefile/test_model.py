@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dynamo_local.core.errors import StateError
 from state.statefile.model import Component, Owner, Resources, State, decode, encode, recorded_environment
-from state.statefile.transitions import release
+from state.statefile.transitions import claim, release
 from tests.unit.state.builders import disaggregated, empty_state, states
 
 ANY_JSON = st.recursive(
@@ -64,13 +64,14 @@ def test_the_shape_is_that_of_dynamo() -> None:
     assert document["namespace"] == "dynamo"
     assert document["circus_endpoint"].startswith("ipc://")
     assert document["environment"] == {}
-    assert document["schema_version"] == 5
+    assert document["schema_version"] == 6
     worker = document["components"]["dynamo_VllmWorker"]
     assert worker["watcher_name"] == "dynamo_VllmWorker"
     assert worker["cmd"] == "python -m host"
     assert worker["resources"] == {"allocated_gpus": [0]}
     assert worker["lease"] is None
     assert worker["role"] == "decode"
+    assert worker["revision"] == "main@1"
     assert document["components"]["dynamo_PrefillWorker"]["resources"] == {}
 
 
@@ -80,9 +81,21 @@ def test_a_template_is_in_no_phase() -> None:
         msgspec.structs.replace(template, phase="retiring")
 
 
+def test_a_file_of_the_version_before_tells_revisions_by_names_and_roles() -> None:
+    state = claim(disaggregated(), "dynamo_chat@2_VllmWorker", role="decode", cmd="python -m host", devices=[2])
+    document = json.loads(encode(state))
+    for entry in document["components"].values():
+        del entry["revision"]
+    document["schema_version"] = 5
+    assert decode(json.dumps(document).encode()) == state
+    document["components"]["no watcher"] = document["components"]["dynamo_VllmWorker"]
+    with pytest.raises(StateError):
+        decode(json.dumps(document).encode())
+
+
 def test_another_version_is_named_before_its_unknown_fields() -> None:
-    with pytest.raises(StateError, match="schema version 6, this program reads 5"):
-        decode(b'{"schema_version": 6, "future": true}')
+    with pytest.raises(StateError, match="schema version 7, this program reads 6"):
+        decode(b'{"schema_version": 7, "future": true}')
 
 
 @pytest.mark.parametrize(

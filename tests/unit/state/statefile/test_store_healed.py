@@ -55,7 +55,7 @@ def _of_another_namespace(path: Path) -> None:
 
 
 def _of_another_version(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"schema_version": 5', b'"schema_version": 9'))
+    path.write_bytes(path.read_bytes().replace(b'"schema_version": 6', b'"schema_version": 9'))
 
 
 def _closed(path: Path) -> None:

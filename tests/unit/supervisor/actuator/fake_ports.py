@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from dynamo_local.core.errors import BusError, UsageError
-from dynamo_local.core.names import HTTP_PORT_ENV
+from dynamo_local.core.fleet.view import ENGINE_ROLES
+from dynamo_local.core.names import FIRST_OF_MAIN, HTTP_PORT_ENV, MAIN, parse_watcher
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.changes import Ports
 from dynamo_local.supervisor.circus.client import ACTIVE, STOPPED
@@ -33,7 +34,13 @@ class Killed(BaseException):
 
 
 def template(service: str, role: str, devices: int = 1, revision: str = "") -> ServiceTemplate:
+    revision = revision or (FIRST_OF_MAIN if role in ENGINE_ROLES else "")
     return ServiceTemplate(service, role, ("run", service), {"KEEP": "me"}, devices, 1, revision=revision)
+
+
+def revision_of(watcher: str) -> str:
+    """The revision that a watcher's name stands for, in a graph with such a blueprint."""
+    return parse_watcher(watcher).revision or (FIRST_OF_MAIN if "Worker" in watcher else "")
 
 
 def blueprint(slots: int = 4, devices: int = 1) -> Blueprint:
@@ -119,7 +126,7 @@ class FakePorts:
                 process.lease = f"lease-{self.leases}"
                 self.state = with_process(self.state, name, process.lease, 1000 + self.leases)
 
-    def actuator(self, plan: Blueprint, endpoint: str = "") -> LocalActuator:
+    def actuator(self, plan: Blueprint, endpoint: str = MAIN) -> LocalActuator:
         books = BooksWithoutThreads(self)
         ports = Ports(
             namespace="dynamo",
@@ -201,7 +208,7 @@ class FakePorts:
         self.step()
         if not self.bus_is_up:
             raise BusError("the bus is down")
-        assert all(c.lease != lease or c.watcher.revision == revision for c in self.state.components.values())
+        assert all(c.lease != lease or c.revision == revision for c in self.state.components.values())
         self.revoked.add(lease)
         self.step()
         await asyncio.sleep(0)

@@ -145,12 +145,20 @@ async def test_without_a_bus_a_worker_is_still_removed(fake: FakePorts, actuator
         (AddWorker("prefill", "VllmWorker"), NO_LIMIT, "workers of VllmWorker start in the role decode"),
         (AddWorker("aggregated"), NO_LIMIT, "no service has workers in the role 'aggregated'"),
         (ADD, DeviceLimits(1), "one more VllmWorker needs 1, workers hold 1, and may hold 1 devices"),
-        (RemoveWorker("dynamo_Frontend", "frontend"), NO_LIMIT, "there is no worker 'dynamo_Frontend'"),
+        (
+            RemoveWorker("dynamo_Frontend", "frontend"),
+            NO_LIMIT,
+            "cannot remove Frontend among the workers of endpoint main",
+        ),
         (RemoveWorker("dynamo_VllmWorker_7", "decode"), NO_LIMIT, "there are: VllmWorker"),
         (RemoveWorker("dynamo_VllmWorker", "prefill"), NO_LIMIT, "has the role decode by now"),
         (SwitchRole("dynamo_VllmWorker", "decode", "prefill"), NO_LIMIT, "stays in the role decode: not today"),
         (Restart("dynamo_VllmWorker_7", "decode"), NO_LIMIT, "there is no process 'dynamo_VllmWorker_7' by now"),
-        (Restart("dynamo_Frontend", "frontend"), NO_LIMIT, "Frontend holds the clients' connections"),
+        (
+            Restart("dynamo_Frontend", "frontend"),
+            NO_LIMIT,
+            "cannot restart Frontend among the workers of endpoint main",
+        ),
     ],
 )
 async def test_what_cannot_be_done_is_refused_and_changes_nothing(
@@ -235,7 +243,8 @@ async def test_what_runs_on_a_node_that_does_not_answer_keeps_its_claim(
     assert fake.state.components["dynamo_VllmWorker_1"].devices == (0,)
 
 
-async def test_strange_watchers_are_ended_if_they_have_a_name_of_ours(fake: FakePorts, actuator: LocalActuator) -> None:
+async def test_strange_watchers_are_ended_if_they_have_a_name_of_ours(fake: FakePorts) -> None:
+    actuator = fake.actuator(blueprint(), "")
     fake.watchers |= {"dynamo_Stray": ACTIVE, "somebody else's": ACTIVE}
     fake.processes["dynamo_Stray"] = FakeProcess("hangs", ())
     assert await actuator.reconcile() == ("dynamo_Stray had no claim: it has ended",)
@@ -327,8 +336,9 @@ async def test_a_worker_that_does_not_come_back_is_released(fake: FakePorts) -> 
 
 
 async def test_a_service_without_devices_is_restarted_under_its_name_even_after_it_could_not_be_started(
-    fake: FakePorts, actuator: LocalActuator
+    fake: FakePorts,
 ) -> None:
+    actuator = fake.actuator(blueprint(), "")
     fake.running("Router", "router")
     fake.start = "dies"
     change = Restart("dynamo_Router", "router")

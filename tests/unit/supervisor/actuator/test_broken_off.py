@@ -11,13 +11,21 @@ from typing import Any
 import pytest
 
 from dynamo_local.core.errors import DynamoError
-from dynamo_local.core.names import endpoint_of, parse_watcher
+from dynamo_local.core.names import MAIN, endpoint_of
 from dynamo_local.core.planning.actions import Action, AddWorker, DeviceLimits, RemoveWorker, Restart, SwitchRole
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.commands import plan_drain
 from state.statefile.model import decode, encode
 from state.statefile.transitions import set_role, taken
-from tests.unit.supervisor.actuator.fake_ports import READY_S, FakePorts, Killed, Start, blueprint, template
+from tests.unit.supervisor.actuator.fake_ports import (
+    READY_S,
+    FakePorts,
+    Killed,
+    Start,
+    blueprint,
+    revision_of,
+    template,
+)
 
 NO_LIMIT = DeviceLimits()
 WORKER, SECOND = "dynamo_VllmWorker", "dynamo_VllmWorker_1"
@@ -55,9 +63,9 @@ class Server(FakePorts):
         # What is not claimed any more, the server lets go of at its next look, if nobody has asked for it.
         assert self.held.issuperset(taken(self.state))
 
-    def number(self, endpoint: str = "") -> int:
-        """The workers of an endpoint, or the graph's own, that run."""
-        mine = [name for name in self.processes if endpoint_of(parse_watcher(name).revision) == endpoint]
+    def number(self, endpoint: str = MAIN) -> int:
+        """The workers of an endpoint that run."""
+        mine = [name for name in self.processes if endpoint_of(revision_of(name)) == (endpoint or MAIN)]
         return sum("Worker" in name for name in mine)
 
     async def changed(self, within_s: float) -> None:
@@ -88,13 +96,13 @@ def drained(fake: Server) -> Work:
 
 
 KINDS: dict[str, tuple[str, int, Callable[[Server], Work], set[int]]] = {
-    "add": ("", 8, lambda _: applied(ADD), {2, 3}),
-    "remove": ("", 8, lambda _: applied(RemoveWorker(SECOND, "decode")), {1, 2}),
-    "drain": ("", 8, drained, {1, 2}),
-    "restart by another": ("", 8, lambda _: applied(Restart(WORKER, "decode")), {2}),
-    "restart in place": ("", 4, lambda _: applied(Restart(WORKER, "decode")), {2}),
+    "add": (MAIN, 8, lambda _: applied(ADD), {2, 3}),
+    "remove": (MAIN, 8, lambda _: applied(RemoveWorker(SECOND, "decode")), {1, 2}),
+    "drain": (MAIN, 8, drained, {1, 2}),
+    "restart by another": (MAIN, 8, lambda _: applied(Restart(WORKER, "decode")), {2}),
+    "restart in place": (MAIN, 4, lambda _: applied(Restart(WORKER, "decode")), {2}),
     "restart of another service": ("", 8, lambda _: applied(Restart("dynamo_Router", "router")), {2}),
-    "role": ("", 8, lambda _: applied(SwitchRole(WORKER, "decode", "prefill")), {2}),
+    "role": (MAIN, 8, lambda _: applied(SwitchRole(WORKER, "decode", "prefill")), {2}),
     "side by side": (
         *("chat", 8),
         lambda _: together(ADD_TO_CHAT, RemoveWorker("dynamo_chat@1_VllmWorker", "decode"), ADD_TO_CHAT),
@@ -125,7 +133,7 @@ def test_a_look_finishes_what_does_not_start(kind: str, start: Start) -> None:
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "cancelled"])
 def test_what_the_look_itself_was_finishing_is_finished_by_the_next(is_killed: bool) -> None:
     for first in range(1, 40, 6):
-        for fake in broken_off(KINDS["restart by another"][2], "", 8, first=first, is_killed=is_killed):
+        for fake in broken_off(KINDS["restart by another"][2], MAIN, 8, first=first, is_killed=is_killed):
             assert fake.number() == 2
 
 

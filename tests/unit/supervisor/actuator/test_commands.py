@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.errors import DecodeError, DeviceError, SupervisorError, UsageError
-from dynamo_local.core.names import endpoint_named
+from dynamo_local.core.names import FIRST_OF_MAIN, endpoint_named
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker, Restart
 from dynamo_local.supervisor.actuator.changes import (
     claim_reserved,
@@ -250,8 +250,8 @@ def test_what_cannot_be_restarted_is_refused(name: str, why: str) -> None:
 def test_a_blueprint_has_the_templates_of_revisions_beside_the_graphs() -> None:
     first, second = template("VllmWorker", "decode", 1, "chat@1"), template("VllmWorker", "decode", 2, "chat@2")
     plan = PLAN.with_revision([first]).with_revision([second])
-    assert plan.revisions == {"chat@1", "chat@2"}
-    assert plan.worker("VllmWorker").revision == ""
+    assert plan.revisions == {FIRST_OF_MAIN, "chat@1", "chat@2"}
+    assert plan.worker("VllmWorker", FIRST_OF_MAIN).revision == FIRST_OF_MAIN
     assert plan.worker("VllmWorker", "chat@2") == plan.worker_in("decode", "chat@2") == second
     changed = msgspec.structs.replace(first, argv=("another",))
     assert plan.with_revision([changed]).template("VllmWorker", "chat@1") == changed
@@ -265,13 +265,13 @@ def test_the_blueprint_file_is_changed_until_the_server_ends(tmp_path: Path) -> 
     make_run_directory(paths)
     file = BlueprintFile(paths)
     assert not file.revisions()
-    assert file.of_endpoints() == ()
+    assert file.of_revisions() == ()
     file.write(PLAN)
     added = template("VllmWorker", "decode", 1, "chat@1")
     changed = file.change(lambda blueprint: blueprint.with_revision([added]))
     assert changed == Blueprint.read(paths) == BlueprintFile(paths).current()
-    assert file.revisions() == {"chat@1"}
-    assert file.of_endpoints() == (added,)
+    assert file.revisions() == {FIRST_OF_MAIN, "chat@1"}
+    assert added in file.of_revisions()
     # Removed by somebody: until it is written anew, it is as it was.
     paths.blueprint_file.unlink()
     assert file.current() == changed

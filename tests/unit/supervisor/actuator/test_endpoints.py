@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from dynamo_local.core.errors import UsageError
-from dynamo_local.core.names import endpoint_of, parse_watcher
+from dynamo_local.core.names import FIRST_OF_MAIN, MAIN, endpoint_of
 from dynamo_local.core.planning.actions import Action, AddWorker, DeviceLimits, RemoveWorker, Restart
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.changes import UNDO_S
 from dynamo_local.supervisor.circus.client import ACTIVE
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
 from state.statefile.transitions import claim, in_phase
-from tests.unit.supervisor.actuator.fake_ports import FakePorts, FakeProcess, Killed, blueprint, template
+from tests.unit.supervisor.actuator.fake_ports import FakePorts, FakeProcess, Killed, blueprint, revision_of, template
 
 NO_LIMIT = DeviceLimits()
 SLOTS = 6
-REVISIONS = {"": ("",), "chat": ("chat@1", "chat@2"), "embed": ("embed@1",)}
-"""By endpoint; the graph's own workers are of none."""
+REVISIONS = {MAIN: (FIRST_OF_MAIN,), "chat": ("chat@1", "chat@2"), "embed": ("embed@1",)}
+"""By endpoint."""
 
 
 def added(revision: str = "chat@1", service: str = "VllmWorker") -> AddWorker:
@@ -34,7 +34,7 @@ def added(revision: str = "chat@1", service: str = "VllmWorker") -> AddWorker:
 def plan(slots: int = SLOTS) -> Blueprint:
     found = blueprint(slots)
     for revision in sum(REVISIONS.values(), start=()):
-        if revision:
+        if revision != FIRST_OF_MAIN:
             templates = (
                 template("VllmWorker", "decode", 1, revision),
                 template("PrefillWorker", "prefill", 1, revision),
@@ -66,7 +66,11 @@ async def test_workers_of_an_endpoint_start_side_by_side(fake: FakePorts, chat: 
         (True, "dynamo_chat@1_VllmWorker_2"),
     ]
     assert max(starting) == 3
-    assert {c.devices for c in fake.state.components.values() if c.watcher.revision} == {(1,), (2,), (3,)}
+    assert {c.devices for c in fake.state.components.values() if endpoint_of(c.revision) == "chat"} == {
+        (1,),
+        (2,),
+        (3,),
+    }
 
 
 async def test_one_that_fails_stops_no_other(fake: FakePorts) -> None:
@@ -126,17 +130,17 @@ async def test_the_workers_of_a_revision_end_with_all_that_is_under_way(fake: Fa
     assert deadlines["dynamo_chat@1_VllmWorker_1"] == 30.0
     assert deadlines["dynamo_chat@1_VllmWorker_2"] == deadlines["dynamo_chat@1_VllmWorker_7"] == UNDO_S
     assert names(fake) == {"Frontend", "VllmWorker", "chat@2_VllmWorker"}
-    assert {c.watcher.revision for c in fake.state.components.values()} == {"", "chat@2"}
+    assert {c.revision for c in fake.state.components.values()} == {"", FIRST_OF_MAIN, "chat@2"}
     assert await chat.end_revision("chat@1") == ()
 
 
 @pytest.mark.parametrize(
     ("endpoint", "change"),
     [
-        ("", added()),
+        (MAIN, added()),
         ("embed", added()),
         ("chat", AddWorker("decode", "VllmWorker")),
-        ("", RemoveWorker("dynamo_chat@1_VllmWorker", "decode")),
+        (MAIN, RemoveWorker("dynamo_chat@1_VllmWorker", "decode")),
         ("embed", Restart("dynamo_chat@1_VllmWorker", "decode")),
         ("chat", RemoveWorker("dynamo_VllmWorker", "decode")),
     ],
@@ -150,7 +154,7 @@ async def test_an_actuator_refuses_changes_of_others(
     (together,) = await actuator.apply_all([change], NO_LIMIT)
     for outcome in (await actuator.apply(change, NO_LIMIT), together):
         assert not outcome.done
-        assert f"among the workers of {f'endpoint {endpoint}' if endpoint else 'the graph itself'}" in outcome.note
+        assert f"among the workers of endpoint {endpoint}" in outcome.note
     assert (fake.state, fake.watchers) == before
 
 
@@ -262,7 +266,7 @@ class Operation(RuleBasedStateMachine):
         """Everything of other scopes, or of other revisions."""
 
         def is_other(name: str) -> bool:
-            revision = parse_watcher(name).revision
+            revision = revision_of(name)
             return scope not in (revision, endpoint_of(revision))
 
         found = {n: (c.devices, c.holds, c.phase) for n, c in self.fake.state.components.items() if is_other(n)}
@@ -323,7 +327,7 @@ class Operation(RuleBasedStateMachine):
 
 
 def _scope(name: str) -> str:
-    return endpoint_of(parse_watcher(name).revision)
+    return endpoint_of(revision_of(name))
 
 
 async def _all(works: list[Coroutine[Any, Any, Any]]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from dynamo_local.core.errors import SupervisorError
+from dynamo_local.core.names import MAIN
 from dynamo_local.supervisor.actuator import actuators as module
 from dynamo_local.supervisor.actuator.actuators import Actuators, Reconciler
 from state.statefile.model import State
@@ -57,14 +58,14 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def test_a_mark_that_was_left_is_finished_and_a_change_under_way_is_left_alone(server: Server) -> None:
-    server.changing.add("")
+    server.changing.add(MAIN)
     server.state = claim(server.state, "dynamo_VllmWorker", role="decode", cmd="run", phase="starting")
-    await server.reconciler.reconcile()
+    await server.reconciler.reconcile(MAIN)
     assert server.reconciled == []
     server.changing.clear()
     async with asyncio.timeout(60):
         await server.news.wait()
-    assert set(server.reconciled) == {""}
+    assert set(server.reconciled) == {MAIN}
 
 
 async def test_what_was_requested_or_has_failed_is_tried_until_it_succeeds(server: Server) -> None:
@@ -82,5 +83,5 @@ async def test_a_failure_that_lasts_is_reported_once_and_one_that_comes_again_is
     for failures in (["NATS is away"] * 3, ["NATS is away"]):
         server.failures = list(failures)
         for _ in (*failures, "success"):
-            await server.reconciler.reconcile()
+            await server.reconciler.reconcile("")
     assert server.report.lines == ["a change is left unfinished for now: NATS is away"] * 2

@@ -134,12 +134,12 @@ FAILED = EndpointView(EndpointSpec(name="broken", model="m"), EndpointStatus("fa
 BOARD = Board(3, (BoardRevision("chat@10", False, ("chat",)), BoardRevision("chat@9", True, ("chat",))), (CHAT, FAILED))
 
 
-def test_revisions_are_those_of_processes_and_of_the_board_after_the_graphs_own() -> None:
-    assert known_revisions(["chat@9", "", "base@2", "chat@9"], BOARD) == ["", "base@2", "chat@9", "chat@10"]
-    assert known_revisions([], None) == [""]
+def test_revisions_are_those_of_processes_and_of_the_board() -> None:
+    assert known_revisions(["chat@9", "", "base@2", "chat@9"], BOARD) == ["base@2", "chat@9", "chat@10"]
+    assert known_revisions([], None) == []
 
 
-def test_the_revisions_of_one_endpoint_do_without_the_graphs_own() -> None:
+def test_the_revisions_of_one_endpoint_are_told_apart() -> None:
     assert known_revisions(["", "base@2"], BOARD, "chat") == ["chat@9", "chat@10"]
     assert known_revisions(["", "base@2"], None, "base") == ["base@2"]
     assert known_revisions([""], BOARD, "broken") == []
@@ -157,4 +157,4 @@ def test_names_are_those_of_endpoints_with_or_without_processes() -> None:
 
 
 def test_a_model_is_named_by_its_revision() -> None:
-    assert (shown_model("chat@2"), shown_model("")) == ("chat@2", "the server's own model")
+    assert (shown_model("chat@2"), shown_model("main@1")) == ("chat@2", "the server's own model")

@@ -21,7 +21,7 @@ def owned(*request_ids: str) -> tuple[RequestLine, ...]:
 
 
 def row(watcher: str, role: str, state: str = "ready", lease: str | None = "lease") -> WatcherRow:
-    revision = parse_watcher(watcher).revision
+    revision = parse_watcher(watcher).revision or "main@1"
     return WatcherRow(
         watcher=watcher, component="W", role=role, revision=revision, pid=1, devices=(), state=state, lease=lease
     )
@@ -97,13 +97,13 @@ OF_ENDPOINTS = [*ROWS, row("n_chat@1_W", "decode"), row("n_chat@2_W", "decode")]
 def test_a_request_migrates_within_its_revision_only() -> None:
     new = worker_of(OF_ENDPOINTS, "chat@2_W", ready=True)
     check_destination(new, {"chat@2"})
-    check_destination(None, {"chat@1", "chat@2", ""})
+    check_destination(None, {"chat@1", "chat@2", "main@1"})
     with pytest.raises(
         UsageError, match="chat@2_W serves chat@2, not chat@1; a request migrates between workers of on"
     ):
         check_destination(new, {"chat@1"})
     with pytest.raises(UsageError, match="chat@2_W serves chat@2, not the server's own model"):
-        check_destination(new, {""})
+        check_destination(new, {"main@1"})
     with pytest.raises(UsageError, match="W serves the server's own model, not chat@1"):
         check_destination(worker_of(OF_ENDPOINTS, "W", ready=True), {"chat@1"})
 

@@ -23,6 +23,11 @@ BUS = Component("ns_Nats", "Nats", "bus", "cmd", Resources(()))
 FORKSERVER = Component("ns_ForkServer", "ForkServer", "forkserver", "cmd", Resources(()))
 
 
+def of_revision(component: Component, watcher: str) -> Component:
+    revision = parse_watcher(watcher).revision or "main@1"
+    return msgspec.structs.replace(component, watcher_name=watcher, revision=revision)
+
+
 def says(state: ProcessState, pid: int = 7, detail: str = "") -> Presence:
     return Presence("ns_W", "W", "decode", "l", pid, state, detail, url="http://here")
 
@@ -102,9 +107,9 @@ def test_a_worker_says_how_kv_crosses_machines(kv: KvWays, told: str) -> None:
 
 def test_workers_of_endpoints_have_their_endpoint_and_come_after_the_graphs_own_by_revision() -> None:
     names = ["ns_chat@10_W", "ns_W", "ns_chat@2_W", "ns_chat@2_W_1", "ns_base@1_W"]
-    found = [row(msgspec.structs.replace(WORKER, watcher_name=name), "active", (7,), None, "") for name in names]
+    found = [row(of_revision(WORKER, name), "active", (7,), None, "") for name in names]
     assert [(each.watcher, each.endpoint, each.revision) for each in in_order(found)] == [
-        ("ns_W", "", ""),
+        ("ns_W", "main", "main@1"),
         ("ns_base@1_W", "base", "base@1"),
         ("ns_chat@2_W", "chat", "chat@2"),
         ("ns_chat@2_W_1", "chat", "chat@2"),
@@ -114,13 +119,13 @@ def test_workers_of_endpoints_have_their_endpoint_and_come_after_the_graphs_own_
 
 def test_an_endpoint_whose_processes_have_ended_has_no_row_and_a_service_of_the_graph_has_one() -> None:
     names = ["ns_W", "ns_chat@2_W"]
-    found = [row(msgspec.structs.replace(TEMPLATE, watcher_name=name), None, (), None, "") for name in names]
+    found = [row(of_revision(TEMPLATE, name), None, (), None, "") for name in names]
     assert [(each.watcher, each.state) for each in in_order(found)] == [("ns_W", "stopped")]
 
 
 def test_the_table_has_a_column_of_endpoints_only_if_there_are_any() -> None:
     own = row(WORKER, "active", (7,), says("ready"), "")
-    chat = row(msgspec.structs.replace(WORKER, watcher_name="ns_chat@2_W"), "active", (7,), None, "")
+    chat = row(of_revision(WORKER, "ns_chat@2_W"), "active", (7,), None, "")
     assert "ENDPOINT" not in table_of_processes([own])
     header, first, second = (line.split() for line in table_of_processes([own, chat]).splitlines())
     assert header[:3] == ["WATCHER", "ENDPOINT", "COMPONENT"]

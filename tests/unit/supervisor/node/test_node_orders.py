@@ -17,7 +17,6 @@ from dynamo_local.supervisor.node.head import REPLACED_S, HeadSilence, NodeOrder
 from dynamo_local.supervisor.node.places import NodePlans, forkserver_of
 from dynamo_local.supervisor.places.far import HeadBeat
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
-from dynamo_local.supervisor.server.launch.plan import revision_templates
 from dynamo_local.supervisor.server.launch.templates import WatcherPlan
 from state.devices.allocation import cpu_slots
 from state.paths import STATE_DIR_VARIABLE, StatePaths
@@ -46,12 +45,15 @@ def plans(root: Path, **config: object) -> NodePlans:
     paths.run_dir.mkdir(mode=0o700)
     paths.graph_file.write_bytes(graph(**config).to_json())
     file = BlueprintFile(paths)
-    file.write(Blueprint("", "/", SLOTS, revision_templates(graph(**config), "", root), 60.0, 30.0))
-    return NodePlans("n1", paths, SLOTS, file)
+    file.write(Blueprint("", "/", SLOTS, (), 60.0, 30.0))
+    found = NodePlans("n1", paths, SLOTS, file)
+    found.learn("main@1", graph(**config).to_json(), tuple)
+    return found
 
 
 def asked(watcher: Watcher = WATCHER) -> WatcherPlan:
-    return WatcherPlan(watcher, "decode", ("somewhere/python",), {STATE_DIR_VARIABLE: "/head"}, (2,))
+    revision = watcher.revision or "main@1"
+    return WatcherPlan(watcher, "decode", ("somewhere/python",), {STATE_DIR_VARIABLE: "/head"}, (2,), revision=revision)
 
 
 def test_an_order_is_read_as_it_was_written() -> None:
@@ -112,8 +114,8 @@ def test_the_graph_of_a_revision_is_learned(tmp_path: Path) -> None:
 def test_revisions_without_workers_are_forgotten_with_the_next_one(tmp_path: Path) -> None:
     found = plans(tmp_path)
     for revision in ("chat@1", "code@1", "chat@2"):
-        found.learn(revision, graph().to_json(), lambda: {"code@1"})
-    assert found.blueprint.revisions() == {"code@1", "chat@2"}
+        found.learn(revision, graph().to_json(), lambda: {"code@1", "main@1"})
+    assert found.blueprint.revisions() == {"main@1", "code@1", "chat@2"}
     assert [found.paths.graph_of(revision).exists() for revision in ("chat@1", "code@1", "chat@2")] == [
         False,
         True,

@@ -104,12 +104,14 @@ class ClusterInMemory:
     async def worker(self, index: int) -> tuple[Watcher, str]:
         """A worker that runs. Returns its watcher and its node."""
         watcher = worker(index)
-        await self.books.update(lambda state: add_template(state, worker(), "decode"))
+        await self.books.update(lambda state: add_template(state, worker(), "decode", "main@1"))
         made = await self.places.reserve(watcher, ONE)
         await self.books.update(
             lambda state: claim(state, watcher, role="decode", cmd="run", devices=made.devices, node=made.node)
         )
-        await self.places.start(WatcherPlan(watcher, "decode", ("run",), {}, made.devices, node=made.node))
+        await self.places.start(
+            WatcherPlan(watcher, "decode", ("run",), {}, made.devices, node=made.node, revision="main@1")
+        )
         return watcher, made.node
 
     def miss(self, node: str, requests: int) -> None:
@@ -125,7 +127,7 @@ class ClusterInMemory:
         books = BooksWithoutThreads(machine)
         slots = cpu_slots(range(2), 2)
         places = NodePlaces(books, slots, machine, machine, _log, self._planned, self.given_up[node])
-        service = PlacesService(places, self._tasks, cast("Any", None))
+        service = PlacesService(places, self._tasks, _learn)
         await service.serve(cast("Bus", self.memory_bus), SUBJECTS.node(node))
 
     def _planned(self, asked: WatcherPlan) -> WatcherPlan:
@@ -136,6 +138,10 @@ class ClusterInMemory:
     async def _end(self, node: str) -> None:
         self.ended.append(node)
         self.memory_bus.handlers.pop(SUBJECTS.node(node), None)
+
+
+async def _learn(revision: str, graph: bytes) -> None:
+    """The graph of all workers is the same."""
 
 
 def _log(_: str) -> Path:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import pytest
 
 from dynamo_local.core.errors import SilentNodeError, StateError, SupervisorError, UsageError
+from dynamo_local.core.names import MAIN
 from dynamo_local.core.planning.actions import AddWorker, DeviceLimits, RemoveWorker
 from dynamo_local.supervisor.actuator.actuator import LocalActuator
 from dynamo_local.supervisor.actuator.changes import Ports
@@ -36,7 +37,7 @@ def actuator_of(site: ClusterInMemory) -> LocalActuator:
         report=head.report,
         clock=lambda: head.now,
     )
-    return LocalActuator(ports, blueprint())
+    return LocalActuator(ports, blueprint(), endpoint=MAIN)
 
 
 async def test_nodes_are_asked_at_the_same_time_and_dead_ones_not_at_all(site: ClusterInMemory) -> None:
@@ -383,7 +384,7 @@ class Keeper:
         self.count = self.counted = self.failures = 0
         self.site = site
         self.keeper = NodeKeeper(
-            *(site.places, self._add, self._reconcile, self._count, lambda _: "decode"),
+            *(site.places, self._add, self._reconcile, self._count, lambda _: "decode", lambda _: MAIN),
             replaces=True,
             report=site.head.report,
             clock=lambda: self.now,
@@ -402,5 +403,5 @@ class Keeper:
         return device_count(self.site.places.capacity(seen).values())
 
     async def _reconcile(self, endpoints: Collection[str]) -> None:
-        assert endpoints == {""}
+        assert endpoints == {MAIN}
         await actuator_of(self.site).reconcile()
