@@ -19,8 +19,7 @@ from dynamo_local.engine.vllm.kv.cache_changes import let_engines_tell_of_caches
 from dynamo_local.engine.vllm.kv.open_ports import check_events_config, other_users, why_port_forbidden
 from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, FORGOTTEN_S, HOST_PID, NET_DEVICE, STREAM_HOST
 from dynamo_local.engine.vllm.parking import let_engines_park
-from dynamo_local.engine.vllm.patches.check import applies, require
-from dynamo_local.engine.vllm.patches.table import KV_PATCHES
+from dynamo_local.engine.vllm.patches.table import applies, require
 from dynamo_local.engine.vllm.patches.tuning import tune_cpu_engine
 from dynamo_local.engine.vllm.processes import EngineThreads, SoftBinding
 from dynamo_local.engine.vllm.settings import AdapterSettings, ListAdapters, VllmSettings
@@ -170,7 +169,7 @@ def _set_up_transfer(
     vllm_config = configuration()
     if not wanted:
         return vllm_config, None, NO_TRANSFER
-    if not all(applies(name) for name in KV_PATCHES):
+    if not applies("KV transfer"):
         return vllm_config, None, "KV transfer does not know this version of vLLM"
     if vllm_config.kv_transfer_config is not None:
         what = "kv-transfer excludes kv-transfer-config and kv-offloading-size"

@@ -19,8 +19,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
 
 from dynamo_local.core.errors import EngineError, one_line
-from dynamo_local.engine.vllm.patches.check import applies, why_not
 from dynamo_local.engine.vllm.patches.kv import add_core_methods
+from dynamo_local.engine.vllm.patches.table import applies, why_not
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamo_local.core.process.soft_binding import Binding, ThreadTimes, rebind, shares_between
-from dynamo_local.engine.vllm.patches.check import applies
+from dynamo_local.engine.vllm.patches.table import applies
 from dynamo_local.process.groups import children_of
 from dynamo_local.tasks import TaskGuard
 from state.devices.allocation import CPU_CORES_VARIABLE, cores_of_slots

@@ -24,8 +24,8 @@ from dynamo_local.core.names import NAMESPACE_ENV, WATCHER_ENV, parse_watcher
 from dynamo_local.core.sizing.memory import ENGINE_BYTES
 from dynamo_local.engine.vllm.arguments import engine_schema
 from dynamo_local.engine.vllm.kv.identity import model_folder, model_identity
-from dynamo_local.engine.vllm.patches.check import applies
 from dynamo_local.engine.vllm.patches.loaded_model import Loaded, forget_tokenizer, load_alone, use_loaded
+from dynamo_local.engine.vllm.patches.table import applies
 from dynamo_local.process.forkserver.prepared.orders import PreparedOrder, write_order
 from state.paths import StatePaths
 

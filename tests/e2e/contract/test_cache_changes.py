@@ -23,8 +23,8 @@ from dynamo_local.core.routing.caches.index import key_of
 from dynamo_local.core.routing.caches.mirror import CacheMirror
 from dynamo_local.engine.kv.cache_log import CacheLog
 from dynamo_local.engine.vllm.kv import cache_changes
-from dynamo_local.engine.vllm.patches.check import why_not
 from dynamo_local.engine.vllm.patches.kv import note_blocks, send_with_steps
+from dynamo_local.engine.vllm.patches.table import why_not
 
 BLOCK = 16
 

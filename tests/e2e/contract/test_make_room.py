@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from itertools import count
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from dynamo_local.engine.vllm.patches.scheduler import have_requests_take_turns, have_urgent_requests_find_room
@@ -46,9 +47,11 @@ class Engine:
         self.scheduler.add_request(request)
         return request
 
-    def load(self, priority: int, steps: int) -> Request:
-        """A request whose first block has been read from elsewhere, as a connector leaves it."""
+    def load(self, priority: int, steps: int, reading: bool = False) -> Request:
+        """A request whose first block has been read from elsewhere, or is being read, as a connector leaves it."""
         request = request_of(next(self._numbers), steps=steps, priority=priority)
+        if reading:
+            request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
         request.num_computed_tokens = BLOCK
         assert self.scheduler.kv_cache_manager.allocate_slots(request, BLOCK, delay_cache_blocks=True) is not None
         self.scheduler.add_request(request)
@@ -147,6 +150,24 @@ def test_one_that_is_loaded_hides_no_more_urgent_one(engine: Engine) -> None:
     assert engine.preempted == [running[1].request_id]
     assert answered(loaded, 2)
     assert answered(urgent, 3)
+    assert all(answered(each) for each in running)
+
+
+def test_nobody_gives_way_to_one_whose_kv_is_still_being_read(engine: Engine) -> None:
+    running = [engine.submit(), engine.submit()]
+    engine.step()
+    read = engine.load(priority=-1, steps=3, reading=True)
+    for _ in range(3):
+        engine.step()
+    assert engine.preempted == []
+    scheduler: Any = engine.scheduler
+    # There is no connector to be told.
+    scheduler._update_waiting_for_remote_kv = lambda done: scheduler.finished_recving_kv_req_ids.remove(done.request_id)
+    scheduler._update_from_kv_xfer_finished(KVConnectorOutput(finished_recving={read.request_id}))
+    engine.step()
+    assert engine.preempted == [running[1].request_id]
+    engine.finish()
+    assert answered(read, 3)
     assert all(answered(each) for each in running)
 
 

@@ -20,7 +20,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from dynamo_local.engine.vllm import parking
 from dynamo_local.engine.vllm.parking import let_engines_park
-from dynamo_local.engine.vllm.patches.check import why_not
+from dynamo_local.engine.vllm.patches.table import why_not
 
 
 def test_what_parking_calls_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from dynamo_local.engine.vllm.arguments import chooses_log
 from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.frontend.settings import parse, with_defaults
 from dynamo_local.engine.vllm.frontend.surface import name_roots, take_outer
-from dynamo_local.engine.vllm.patches.check import require
+from dynamo_local.engine.vllm.patches.table import require
 
 _BUILDER = ThreadPoolExecutor(1, thread_name_prefix="build-application")
 """The thread of all builds: parts of vLLM are replaced for the whole process while a model is built."""

@@ -156,7 +156,7 @@ class Connections:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Connection with these bounds. patches/table.py lists the methods of uvicorn's that it relies on."""
+    """Connection with these bounds. patches/table.py lists the methods of uvicorn's that it overrides."""
 
     def __init__(self, all_of_them: Connections, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -26,8 +26,8 @@ from dynamo_local.engine.vllm.environment import prepare_environment
 from dynamo_local.engine.vllm.frontend.application import build_app
 from dynamo_local.engine.vllm.frontend.settings import parse, with_defaults
 from dynamo_local.engine.vllm.frontend.surface import add_routes, root_of, take_outer, under
-from dynamo_local.engine.vllm.patches.check import require
 from dynamo_local.engine.vllm.patches.http_ticks import UvicornStop
+from dynamo_local.engine.vllm.patches.table import require
 
 if TYPE_CHECKING:
     from dynamo_local.engine.vllm.frontend.accepting import Acceptor

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.engine.kv.cache_log import CacheLog
-from dynamo_local.engine.vllm.patches.check import applies, why_not
 from dynamo_local.engine.vllm.patches.kv import add_core_methods, note_blocks, send_with_steps
+from dynamo_local.engine.vllm.patches.table import applies, why_not
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs

@@ -1,7 +1,7 @@
 """Code that replaces parts of vLLM, PyTorch, NIXL, uvicorn and Python, a module for each part of vLLM.
 
-`table` lists every patch, with its reason and its test; `check` compares the foreign code with what the table expects
-before a patch is applied.
+`table` lists all that is replaced, with the reason, the test, and what happens without; before a patch is applied, it
+compares the foreign code with that.
 
     frontend      vLLM's OpenAI server; metrics: of several models; http_ticks: uvicorn
     requests      requests in the engine core and in its workers; scheduler: their turns and slots

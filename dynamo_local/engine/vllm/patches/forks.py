@@ -16,7 +16,7 @@ from importlib import metadata
 from multiprocessing import shared_memory
 from typing import Any
 
-from dynamo_local.engine.vllm.patches.check import applies
+from dynamo_local.engine.vllm.patches.table import applies
 from state.remains import SEGMENTS_ENV
 
 # `gc.unfreeze` does nothing, so that processes of an engine end without searching all they have imported for garbage.

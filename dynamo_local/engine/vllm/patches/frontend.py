@@ -32,7 +32,7 @@ from dynamo_local.engine.vllm.frontend.grammar_threads import (
     yield_to_others,
 )
 from dynamo_local.engine.vllm.frontend.request_context import current_request
-from dynamo_local.engine.vllm.patches.check import applies
+from dynamo_local.engine.vllm.patches.table import applies
 
 # `AsyncLLM` with an engine-core client of ours.
 #

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from dynamo_local.engine.vllm.patches.check import applies
+from dynamo_local.engine.vllm.patches.table import applies
 
 _TICK_S = 1.0
 """Interval of the housekeeping. The answers' `date` is as old at most."""

@@ -24,7 +24,7 @@ from prometheus_fastapi_instrumentator.middleware import PrometheusInstrumentato
 from vllm.parser import metrics as parser_metrics
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-from dynamo_local.engine.vllm.patches.check import applies
+from dynamo_local.engine.vllm.patches.table import applies
 
 answering: ContextVar[str] = ContextVar("answering", default="")
 """Name of the model whose application answers the request in this context."""

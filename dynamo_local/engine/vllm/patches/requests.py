@@ -18,8 +18,8 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from dynamo_local.engine.vllm.frontend.grammar_threads import GrammarThreads, timeout_of
-from dynamo_local.engine.vllm.patches.check import applies
 from dynamo_local.engine.vllm.patches.scheduler import have_requests_take_turns, have_urgent_requests_find_room
+from dynamo_local.engine.vllm.patches.table import applies
 from dynamo_local.engine.vllm.requests.continuing import (
     NotAllowedError,
     SeededSampling,

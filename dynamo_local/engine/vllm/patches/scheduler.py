@@ -19,7 +19,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from dynamo_local.core.priority.classes import PriorityClass, class_of
 from dynamo_local.core.priority.fair_queue import Claim, FairQueue
-from dynamo_local.engine.vllm.patches.check import applies
+from dynamo_local.engine.vllm.patches.table import applies
 from dynamo_local.engine.vllm.requests.wire import KEY
 
 # The queue of vLLM's scheduler.

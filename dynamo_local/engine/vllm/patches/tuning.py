@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dynamo_local.core.errors import EngineError
-from dynamo_local.engine.vllm.patches.check import applies
 from dynamo_local.engine.vllm.patches.forks import configure_logging_once
+from dynamo_local.engine.vllm.patches.table import applies
 from dynamo_local.process.ancestry import let_forks_lead_sessions
 
 if TYPE_CHECKING:

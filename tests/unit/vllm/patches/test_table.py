@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import ast
+import logging
+import re
+import sys
 from collections.abc import Iterator
+from multiprocessing import shared_memory
 from pathlib import Path
 from textwrap import dedent
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-from dynamo_local.engine.vllm.patches.table import PATCHES, Patch
+from dynamo_local.core.errors import EngineError
+from dynamo_local.engine.vllm.patches import table
+from dynamo_local.engine.vllm.patches.forks import name_segments
+from dynamo_local.engine.vllm.patches.table import PATCHES, Patch, applies, require
+from state.remains import SEGMENTS_ENV
 
 ROOT = Path(__file__).parents[4]
 PACKAGE = ROOT / "dynamo_local/engine"
@@ -135,20 +145,92 @@ def test_what_replaces_none_is_not(harmless: str) -> None:
 
 
 @pytest.mark.parametrize("patch", PATCHES.values(), ids=PATCHES)
-def test_each_row_names_its_file_and_its_contract_test(patch: Patch) -> None:
-    assert (ROOT / "dynamo_local/engine/vllm" / patch.file).is_file()
-    assert patch.parts or (patch.without is not None and patch.of == "vLLM")
+def test_each_row_names_its_contract_test(patch: Patch) -> None:
+    assert patch.replaces or patch.is_deep
+    assert not patch.is_deep or (patch.without is not None and patch.of == "vLLM")
     path, _, name = patch.test.partition("::")
     tests = ast.walk(ast.parse((ROOT / path).read_text()))
     assert name in {node.name for node in tests if isinstance(node, Function)}
 
 
+STATE = {"any", "generator", "monitor_interval", "output_token_ids", "reasoner", "reasoning_ended", "waiting"}
+"""Variables that patches set, beside functions and classes. Any: that of a `setattr`."""
+
+
+def replaced_here(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    found = set(replacements(path.read_text()))
+    return {
+        target.attr
+        for node in ast.walk(tree)
+        for target, _ in _assignments(node)
+        if isinstance(target, ast.Attribute) and ast.unparse(node) in found
+    }
+
+
 @pytest.mark.parametrize("path", sorted(PATCHING.rglob("*.py")), ids=lambda path: str(path.relative_to(PATCHING)))
-def test_each_patch_has_a_row(path: Path) -> None:
-    if path.name not in ("__init__.py", "check.py", "table.py"):
-        assert str(path.relative_to(PACKAGE / "vllm")) in {patch.file for patch in PATCHES.values()}
+def test_each_replacement_has_a_row(path: Path) -> None:
+    rows = {name for patch in PATCHES.values() for part in patch.replaces for name in re.findall(r"\w+", part)}
+    assert replaced_here(path) - rows <= STATE
 
 
-def test_rows_that_replace_something_are_of_patches() -> None:
-    replacing = {patch.file for patch in PATCHES.values() if patch.replaces}
-    assert all(file.startswith("patches/") for file in replacing)
+class Cache:
+    """Somebody's."""
+
+    blocks = 3
+
+    def find(self, name: str, *, deep: bool = False) -> int:
+        return self.blocks
+
+
+def declared(monkeypatch: pytest.MonkeyPatch, part: str, without: str | None = "it goes on") -> None:
+    module: Any = ModuleType("somebodys")
+    module.Cache = Cache
+    monkeypatch.setitem(sys.modules, "somebodys", module)
+    patch = Patch(why="", test="", replaces=(part,), without=without, of="Somebody")
+    monkeypatch.setattr(table, "PATCHES", {"finding": patch})
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        ("somebodys:Cache", None),
+        ("somebodys:Cache.find", None),
+        ("somebodys:Cache.find(self, name, deep)", None),
+        ("somebodys:Cache.find(self, name, ...)", None),
+        ("somebodys:Cache.find(...)", None),
+        ("somebodys:Cache.blocks", None),
+        ("nobodys:Cache", "nobodys cannot be imported (No module named 'nobodys')"),
+        ("somebodys:Store", "somebodys has no Store"),
+        ("somebodys:Cache.lost", "somebodys has no Cache.lost"),
+        ("somebodys:Cache.find(self, name)", "somebodys.Cache.find takes (self, name, deep), not (self, name)"),
+        ("somebodys:Cache.find()", "somebodys.Cache.find takes (self, name, deep), not ()"),
+        ("somebodys:Cache.find(self, depth, ...)", "somebodys.Cache.find has no parameter depth"),
+        ("somebodys:Cache.blocks(self)", "somebodys.Cache.blocks is no function whose parameters are known"),
+    ],
+)
+def test_what_differs_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str, why: str | None
+) -> None:
+    declared(monkeypatch, part)
+    with caplog.at_level(logging.WARNING):
+        assert applies("finding") is (why is None)
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ([] if why is None else [f"Somebody is not as expected, for finding: {why}; it goes on"])
+
+
+def test_what_nothing_works_without_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    declared(monkeypatch, "somebodys:Cache.find(self)", without=None)
+    with pytest.raises(EngineError, match=r"for finding: somebodys.Cache.find takes .*install vLLM"):
+        require("finding")
+
+
+def test_shared_memory_keeps_its_names_where_python_makes_them_in_another_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: Any = shared_memory
+    monkeypatch.setattr(made, "_make_filename", lambda prefix: prefix)
+    before = made._make_filename
+    name_segments({SEGMENTS_ENV: "ours"})
+    assert made._make_filename is before
+    assert caplog.text.count("Python is not as expected, for naming shared memory") == 1
