@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from dynamo_local.engine.vllm.arguments import REFUSED_VARIABLES
 from dynamo_local.engine.vllm.environment import IMPORT_DEFAULTS
-from dynamo_local.engine.vllm.variables import HARMLESS, OURS, REFUSED, TAKEN
 from scripts.reference import markdown
 from scripts.reference.variables import variables
+from scripts.reference.vllm_variables import HARMLESS, OURS, TAKEN
 
 _INTRODUCTION = """
 What a setting comes from when several places give it, and what becomes of each environment variable of this project, of
@@ -103,7 +104,7 @@ def _of_vllm() -> Iterator[str]:
     yield "## Variables of vLLM"
     yield "### Refused"
     yield _REFUSED
-    yield _table("instead", {name: variable.remedy for name, variable in REFUSED.items()})
+    yield _table("instead", {name: variable.remedy for name, variable in REFUSED_VARIABLES.items()})
     yield "### Honoured in this project's own way"
     yield _table("what it does", OURS)
     yield "### Taken as vLLM takes them"

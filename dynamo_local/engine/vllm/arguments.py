@@ -16,8 +16,7 @@ from typing import Any
 import msgspec
 
 from dynamo_local.engine.vllm.settings import AdapterSettings
-from dynamo_local.engine.vllm.variables import REFUSED
-from dynamo_local.sdk.config.schema import KeySpec, SchemaTable
+from dynamo_local.sdk.config.schema import KeySpec, RefusedVariable, SchemaTable
 
 _LISTENING = "use --host and --port of `dynamo serve`"
 _PROCESSES = "use ServiceArgs and `dynamo scale` for processes and devices"
@@ -77,6 +76,69 @@ MANAGED: Mapping[str, str] = MappingProxyType(
     }
 )
 """Arguments of `vllm serve` that are not settings here, and what is to be done instead."""
+
+_SWITCH = frozenset({"", "0", "false"})
+_UNIQUE_IDS = "leave it out: two requests with one X-Request-Id would be taken for one"
+_COPIES = "use --workers: each worker has a copy of the model, and the router spreads the requests"
+_OWN_ADAPTERS = "use `dynamo endpoint create NAME --model PATH --adapter-of ENDPOINT`: no client names a path or a hub"
+_HANDLERS = "leave it out: requests are checked before they reach vLLM's server"
+_TOGETHER = "leave it out: /metrics shows all frontends together"
+_ELASTIC = "leave it out: vLLM sets it in its own processes"
+
+_PUT_BEFORE = (
+    "CUSTOM_FASTAPI_INVOCATION_HANDLER", "CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS",
+    "CUSTOM_FASTAPI_MIDDLEWARE_THROTTLE", "CUSTOM_FASTAPI_PING_HANDLER", "CUSTOM_POST_PROCESS", "CUSTOM_PRE_PROCESS",
+    "CUSTOM_SCRIPT_FILENAME", "SAGEMAKER_MODEL_PATH",
+)  # fmt: skip
+"""Variables of the library for Amazon SageMaker, which puts code of the user's before vLLM's server."""
+
+
+def _switch(remedy: str) -> RefusedVariable:
+    return RefusedVariable(remedy, _SWITCH)
+
+
+REFUSED_VARIABLES: Mapping[str, RefusedVariable] = MappingProxyType(
+    {
+        "VLLM_API_KEY": RefusedVariable(
+            "unset it, and write the key into a file for --Frontend.api-key-file=FILE, or give each client a key of "
+            "its own with `dynamo key create NAME`: both close every path"
+        ),
+        "VLLM_ENABLE_RESPONSES_API_STORE": _switch(
+            "leave it out: `store` and `background` of /v1/responses work without, and what is kept survives the server"
+        ),
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": _switch(_OWN_ADAPTERS),
+        "VLLM_LORA_RESOLVER_CACHE_DIR": RefusedVariable(_OWN_ADAPTERS),
+        "VLLM_LORA_RESOLVER_HF_REPO_LIST": RefusedVariable(_OWN_ADAPTERS),
+        "VLLM_SERVER_DEV_MODE": _switch(
+            "leave it out: paths that change the server are closed; --log-error-stack logs where errors come from"
+        ),
+        "VLLM_ENABLE_COHERE_API": _switch("leave it out: /cohere/v2/chat is closed; use /v1/chat/completions"),
+        "VLLM_SKIP_MODEL_NAME_VALIDATION": _switch("give the model more names with --served-model-name"),
+        "VLLM_USE_RUST_FRONTEND": _switch("leave it out: vLLM's server in Python answers behind the gate"),
+        "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": _switch("use --enable-log-requests and --enable-log-outputs"),
+        "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": _switch(_UNIQUE_IDS),
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": _switch("leave it out: nothing that is sent here needs pickle"),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": RefusedVariable(
+            "leave it out: an engine is a process of its own", frozenset({"", "1"})
+        ),
+        "VLLM_MODEL_REDIRECT_PATH": RefusedVariable("name the model's folder: dynamo serve FOLDER"),
+        "VLLM_PORT": RefusedVariable(
+            "leave it out: free ports are chosen; Kubernetes sets it for a Service named vllm, unless the pod has "
+            "enableServiceLinks: false"
+        ),
+        "VLLM_DP_SIZE": RefusedVariable(_COPIES, frozenset({"", "1"})),
+        "VLLM_DP_RANK": RefusedVariable(_COPIES, frozenset({"", "0"})),
+        "VLLM_DP_RANK_LOCAL": RefusedVariable(_COPIES, frozenset({"", "0", "-1"})),
+        "VLLM_ELASTIC_EP_SCALE_UP_LAUNCH": _switch(_ELASTIC),
+        "VLLM_ELASTIC_EP_DRAIN_REQUESTS": _switch(_ELASTIC),
+        **dict.fromkeys(("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"), RefusedVariable(_TOGETHER)),
+        **dict.fromkeys(_PUT_BEFORE, RefusedVariable(_HANDLERS)),
+        "SAGEMAKER_ENABLE_STATEFUL_SESSIONS": _switch(_HANDLERS),
+    }
+)
+"""Environment variables of vLLM, and of the libraries with which it answers, that would open, close or change something
+behind the gate. `dynamo serve` refuses them at its start and in `ServiceArgs.envs`, and so does each process that uses
+vLLM, on whatever machine it runs."""
 
 _AGREED = (
     # The engine leaves its output free until the reasoning ends, and the server looks for that end.
@@ -178,7 +240,7 @@ def described_vllm() -> str:
 
 def _table(specs: list[VllmKey]) -> SchemaTable:
     keys = SchemaTable.of(*(spec for spec in specs if spec.name not in (*MANAGED, _ADAPTERS.name)))
-    return replace(keys, fixed=MANAGED, agreed=AGREED, variables=REFUSED)
+    return replace(keys, fixed=MANAGED, agreed=AGREED, variables=REFUSED_VARIABLES)
 
 
 def chooses_log(config: Mapping[str, Any]) -> bool:

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
+from dynamo_local.engine.vllm.arguments import REFUSED_VARIABLES
 from dynamo_local.engine.vllm.patches.forks import name_segments
-from dynamo_local.engine.vllm.variables import REFUSED
 from dynamo_local.sdk.config.schema import check_variables
 from state.devices.allocation import CPU_CORES_VARIABLE, OMP_THREADS_VARIABLE, SHARE_VARIABLE, cores_of_slots
 
@@ -43,7 +43,7 @@ def prepare_environment(private_dir: Path, environ: MutableMapping[str, str] = o
     `private_dir` (mode 0700) takes the temporary files of vLLM, and the sockets between its processes, which have no
     authentication of their own.
     """
-    check_variables(environ, REFUSED)
+    check_variables(environ, REFUSED_VARIABLES)
     name_segments(environ)
     if (plugins := environ.get(_PLUGINS)) is not None and _OWN_PLUGIN not in plugins.split(","):
         environ[_PLUGINS] = f"{plugins},{_OWN_PLUGIN}"

@@ -25,9 +25,10 @@ from vllm.v1.structured_output.utils import compile_regex_with_timeout
 from dynamo_local.core.errors import UsageError
 from dynamo_local.core.http.bounds.request import SALT_CHARACTERS
 from dynamo_local.core.sizing.parsers import REASONING_RULES, TOOL_RULES
-from dynamo_local.engine.vllm import variables
+from dynamo_local.engine.vllm.arguments import REFUSED_VARIABLES
 from dynamo_local.engine.vllm.command_line import REFUSED, parse
 from dynamo_local.engine.vllm.environment import IMPORT_DEFAULTS
+from scripts.reference.vllm_variables import HARMLESS, OURS, TAKEN
 
 
 def test_each_option_of_vllm_serve_is_taken_or_refused_with_an_alternative() -> None:
@@ -62,8 +63,8 @@ def test_parsers_that_are_chosen_exist() -> None:
 
 def test_each_variable_of_vllm_has_one_verdict() -> None:
     """A variable that another version adds is noticed here, and so is one that it drops."""
-    grouped = (*variables.TAKEN.values(), *variables.HARMLESS.values())
-    named = [*variables.REFUSED, *variables.OURS, *(name for names in grouped for name in names.split())]
+    grouped = (*TAKEN.values(), *HARMLESS.values())
+    named = [*REFUSED_VARIABLES, *OURS, *(name for names in grouped for name in names.split())]
     known = set(environment_variables)
     assert known - set(named) == set()
     assert {name for name in named if name.startswith("VLLM_")} - known == set()
@@ -81,7 +82,7 @@ print(*FASTAPI_ENV_CONFIG, *SAGEMAKER_ENV_CONFIG)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     names = set(done.stdout.split())
     assert names
-    assert names <= set(variables.REFUSED)
+    assert names <= set(REFUSED_VARIABLES)
 
 
 def test_vllms_smaller_bounds_are_those_that_the_documentation_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from dynamo_local.core.errors import ConfigError
-from dynamo_local.engine.vllm.arguments import MANAGED
+from dynamo_local.engine.vllm.arguments import MANAGED, REFUSED_VARIABLES
 from dynamo_local.engine.vllm.launch import with_log
-from dynamo_local.engine.vllm.variables import REFUSED
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.schema import check_variables
 from dynamo_local.sdk.graph import Graph, load_graph
@@ -35,10 +34,10 @@ def test_what_is_fixed_says_so_and_guesses_nothing(graph: Graph, service: str, k
 
 @pytest.mark.parametrize("service", ["Frontend", "VllmWorker"])
 def test_variables_are_refused_in_the_environment_of_a_service(graph: Graph, service: str) -> None:
-    for name in REFUSED:
+    for name in REFUSED_VARIABLES:
         with pytest.raises(ConfigError, match=rf"{service}\.ServiceArgs\.envs\.{name} is not for") as caught:
             resolve(graph, overrides=[f"--{service}.ServiceArgs.envs.{name}=secret"])
-        assert caught.value.remedy == REFUSED[name].remedy
+        assert caught.value.remedy == REFUSED_VARIABLES[name].remedy
         assert "secret" not in str(caught.value)
     resolve(graph, overrides=[f"--{service}.ServiceArgs.envs.VLLM_SERVER_DEV_MODE=0"])
 
@@ -60,7 +59,7 @@ def test_variables_are_refused_in_the_environment_of_a_service(graph: Graph, ser
 def test_a_variable_is_refused_with_a_value_that_changes_something(name: str, value: str, refused: bool) -> None:
     expected = pytest.raises(ConfigError, match=f"variable {name} is not for") if refused else nullcontext()
     with expected:
-        check_variables({name: value}, REFUSED)
+        check_variables({name: value}, REFUSED_VARIABLES)
 
 
 def test_what_nobody_knows_is_guessed_at(graph: Graph) -> None:

@@ -1,77 +1,13 @@
-"""Environment variables of vLLM, and of the libraries with which it answers: what becomes of each.
+"""Environment variables of vLLM that are not refused: what becomes of each.
 
-A variable acts behind the gate, where an option would have been refused. So each has a verdict, and a contract test
-fails where vLLM knows one that has none. `dynamo serve` refuses those of `REFUSED` at its start and in
-`ServiceArgs.envs`, and so does each process that uses vLLM, on whatever machine it runs.
+A variable acts behind the gate, where an option would have been refused. So each has a verdict, here or among those
+that are refused (engine/vllm/arguments.py), and a contract test fails where vLLM knows one that has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-
-from dynamo_local.sdk.config.schema import RefusedVariable
-
-_SWITCH = frozenset({"", "0", "false"})
-_IDS = "leave it out: two requests with one X-Request-Id would be taken for one"
-_COPIES = "use --workers: each worker has a copy of the model, and the router spreads the requests"
-_ADAPTERS = "use `dynamo endpoint create NAME --model PATH --adapter-of ENDPOINT`: no client names a path or a hub"
-_HANDLERS = "leave it out: requests are checked before they reach vLLM's server"
-_METRICS = "leave it out: /metrics shows all frontends together"
-_ELASTIC = "leave it out: vLLM sets it in its own processes"
-
-_PUT_BEFORE = (
-    "CUSTOM_FASTAPI_INVOCATION_HANDLER", "CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS",
-    "CUSTOM_FASTAPI_MIDDLEWARE_THROTTLE", "CUSTOM_FASTAPI_PING_HANDLER", "CUSTOM_POST_PROCESS", "CUSTOM_PRE_PROCESS",
-    "CUSTOM_SCRIPT_FILENAME", "SAGEMAKER_MODEL_PATH",
-)  # fmt: skip
-"""Variables of the library for Amazon SageMaker, which puts code of the user's before vLLM's server."""
-
-
-def _switch(remedy: str) -> RefusedVariable:
-    return RefusedVariable(remedy, _SWITCH)
-
-
-REFUSED: Mapping[str, RefusedVariable] = MappingProxyType(
-    {
-        "VLLM_API_KEY": RefusedVariable(
-            "unset it, and write the key into a file for --Frontend.api-key-file=FILE, or give each client a key of "
-            "its own with `dynamo key create NAME`: both close every path"
-        ),
-        "VLLM_ENABLE_RESPONSES_API_STORE": _switch(
-            "leave it out: `store` and `background` of /v1/responses work without, and what is kept survives the server"
-        ),
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": _switch(_ADAPTERS),
-        "VLLM_LORA_RESOLVER_CACHE_DIR": RefusedVariable(_ADAPTERS),
-        "VLLM_LORA_RESOLVER_HF_REPO_LIST": RefusedVariable(_ADAPTERS),
-        "VLLM_SERVER_DEV_MODE": _switch(
-            "leave it out: paths that change the server are closed; --log-error-stack logs where errors come from"
-        ),
-        "VLLM_ENABLE_COHERE_API": _switch("leave it out: /cohere/v2/chat is closed; use /v1/chat/completions"),
-        "VLLM_SKIP_MODEL_NAME_VALIDATION": _switch("give the model more names with --served-model-name"),
-        "VLLM_USE_RUST_FRONTEND": _switch("leave it out: vLLM's server in Python answers behind the gate"),
-        "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": _switch("use --enable-log-requests and --enable-log-outputs"),
-        "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": _switch(_IDS),
-        "VLLM_ALLOW_INSECURE_SERIALIZATION": _switch("leave it out: nothing that is sent here needs pickle"),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": RefusedVariable(
-            "leave it out: an engine is a process of its own", frozenset({"", "1"})
-        ),
-        "VLLM_MODEL_REDIRECT_PATH": RefusedVariable("name the model's folder: dynamo serve FOLDER"),
-        "VLLM_PORT": RefusedVariable(
-            "leave it out: free ports are chosen; Kubernetes sets it for a Service named vllm, unless the pod has "
-            "enableServiceLinks: false"
-        ),
-        "VLLM_DP_SIZE": RefusedVariable(_COPIES, frozenset({"", "1"})),
-        "VLLM_DP_RANK": RefusedVariable(_COPIES, frozenset({"", "0"})),
-        "VLLM_DP_RANK_LOCAL": RefusedVariable(_COPIES, frozenset({"", "0", "-1"})),
-        "VLLM_ELASTIC_EP_SCALE_UP_LAUNCH": _switch(_ELASTIC),
-        "VLLM_ELASTIC_EP_DRAIN_REQUESTS": _switch(_ELASTIC),
-        **dict.fromkeys(("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"), RefusedVariable(_METRICS)),
-        **dict.fromkeys(_PUT_BEFORE, RefusedVariable(_HANDLERS)),
-        "SAGEMAKER_ENABLE_STATEFUL_SESSIONS": _switch(_HANDLERS),
-    }
-)
-"""Variables that would open, close or change something behind the gate."""
 
 _STATISTICS = "not sent, unless VLLM_NO_USAGE_STATS=0 says so"
 
