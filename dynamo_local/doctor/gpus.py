@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from dynamo_local.control.answers import Finding, fail, ok, warn
 from dynamo_local.doctor.files import shown_bytes
-from dynamo_local.engine.vllm.kv.open_ports import other_users
+from dynamo_local.engine.kv.network import other_users
 from state.devices.inventory import Nvml, driver_present, load_nvml
 
 _HELD_SHARE = 0.08

@@ -20,7 +20,7 @@ IMPORT_DEFAULTS: Mapping[str, str] = {
     # not seen: grammar-timeout-s bounds that, and waiting for a core does not count.
     "VLLM_REGEX_COMPILATION_TIMEOUT_S": "0",
     # On GPUs, NIXL's transport (UCX) wants a TCP socket beside the memory that is read, to notice that the other side
-    # has died. Not on all interfaces: it has no authentication (open_ports.py).
+    # has died. Not on all interfaces: it has no authentication (engine/kv/network.py).
     "UCX_NET_DEVICES": "lo",
     # What the ranks of one engine listen on, without authentication either, where there are several.
     "GLOO_SOCKET_IFNAME": "lo",

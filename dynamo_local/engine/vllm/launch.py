@@ -12,11 +12,18 @@ from typing import Any
 
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.ports import Progress
-from dynamo_local.engine.kv.network import NO_FAR_KV, FarKv, NetworkSettings, far_kv_here
+from dynamo_local.engine.kv.network import (
+    NO_FAR_KV,
+    FarKv,
+    NetworkSettings,
+    check_events_config,
+    far_kv_here,
+    other_users,
+    why_port_forbidden,
+)
 from dynamo_local.engine.vllm.arguments import chooses_log, engine_schema, to_argv
 from dynamo_local.engine.vllm.environment import settle_threads
 from dynamo_local.engine.vllm.kv.cache_changes import let_engines_tell_of_caches
-from dynamo_local.engine.vllm.kv.open_ports import check_events_config, other_users, why_port_forbidden
 from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, FORGOTTEN_S, HOST_PID, NET_DEVICE, STREAM_HOST
 from dynamo_local.engine.vllm.parking import let_engines_park
 from dynamo_local.engine.vllm.patches.table import applies, require

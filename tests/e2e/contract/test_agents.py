@@ -25,10 +25,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPu
 from vllm.distributed.nixl_utils import NixlWrapper
 
 from dynamo_local.engine.vllm.kv import agents, identity
-from dynamo_local.engine.vllm.kv.agents import MemoryAgent, NetworkAgent, bind_transport
+from dynamo_local.engine.vllm.kv.agents import MemoryAgent, NetworkAgent, ReaderThread, bind_transport
 from dynamo_local.engine.vllm.kv.pull.host import open_pull
 from dynamo_local.engine.vllm.kv.pull.messages import Description
-from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
 from dynamo_local.engine.vllm.kv.stream.agent import StreamAgent
 from dynamo_local.engine.vllm.launch import _set_up_transfer
 from dynamo_local.engine.vllm.patches.kv import memory_agents, network_agents, stream_agents

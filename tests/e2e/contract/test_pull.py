@@ -47,6 +47,7 @@ from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunne
 from dynamo_local.engine.kv.confirmations import Confirmations
 from dynamo_local.engine.kv.leases import Key, Leases
 from dynamo_local.engine.vllm.environment import IMPORT_DEFAULTS
+from dynamo_local.engine.vllm.kv.agents import ReaderThread
 from dynamo_local.engine.vllm.kv.identity import BlockHasher, unsupported_layers
 from dynamo_local.engine.vllm.kv.pull import scheduler as pull_scheduler
 from dynamo_local.engine.vllm.kv.pull.connector import PrefixPullConnector
@@ -61,7 +62,6 @@ from dynamo_local.engine.vllm.kv.pull.messages import (
 from dynamo_local.engine.vllm.kv.pull.metadata import KeptStats, PullMetadata
 from dynamo_local.engine.vllm.kv.pull.scheduler import PullScheduler, _Blocks
 from dynamo_local.engine.vllm.kv.pull.worker import PullWorker
-from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
 from dynamo_local.engine.vllm.kv.source import PullSource, StepFence
 from dynamo_local.engine.vllm.patches.kv import report_references
 from dynamo_local.engine.vllm.patches.tuning import PROGRESS_TIMEOUT_US, sleeping_progress_threads

@@ -14,7 +14,7 @@ from vllm.config import ParallelConfig
 from vllm.platforms import current_platform
 from vllm.utils.ompmultiprocessing import OMPProcessManager
 
-from dynamo_local.engine.vllm.frontend.settings import parse
+from dynamo_local.engine.vllm.frontend.application import parse
 from dynamo_local.engine.vllm.patches.tuning import start_ranks_on_their_slots
 
 CORES = sorted(os.sched_getaffinity(0))

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
+from dynamo_local.engine.vllm.kv.agents import ReaderThread
 from tests.e2e.kv.agent_source import COUNT, agent_of, pieces
 
 _LOOK_S = 0.01

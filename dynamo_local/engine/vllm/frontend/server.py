@@ -23,15 +23,13 @@ from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.ports import Progress
 from dynamo_local.engine.vllm.arguments import chooses_log
 from dynamo_local.engine.vllm.environment import prepare_environment
-from dynamo_local.engine.vllm.frontend.application import build_app
-from dynamo_local.engine.vllm.frontend.settings import parse, with_defaults
+from dynamo_local.engine.vllm.frontend.application import build_app, parse, with_defaults
 from dynamo_local.engine.vllm.frontend.surface import add_routes, root_of, take_outer, under
 from dynamo_local.engine.vllm.patches.http_ticks import UvicornStop
 from dynamo_local.engine.vllm.patches.table import require
 
 if TYPE_CHECKING:
-    from dynamo_local.engine.vllm.frontend.accepting import Acceptor
-    from dynamo_local.engine.vllm.frontend.http_connections import Others
+    from dynamo_local.engine.vllm.frontend.http_connections import Acceptor, Others
 
 _log = logging.getLogger(__name__)
 
@@ -128,8 +126,7 @@ class HttpServer:
     def _serve(self, args: Namespace, app: Any, listener: socket.socket) -> _Serving:
         from vllm.entrypoints.launchers.launcher import NoSignalServer
 
-        from dynamo_local.engine.vllm.frontend.accepting import Certificates, acceptor_of
-        from dynamo_local.engine.vllm.frontend.http_connections import Connections
+        from dynamo_local.engine.vllm.frontend.http_connections import Certificates, Connections, acceptor_of
 
         connections = Connections(self._limits, self._others)
         around: Callable[[App], App] = take_outer(app)

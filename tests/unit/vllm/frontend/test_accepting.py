@@ -60,7 +60,7 @@ def make(tmp_path: Path) -> Iterator[Callable[[str], Process]]:
 async def accepting(*processes: Process) -> AsyncIterator[Callable[[int], asyncio.Future[list[str]]]]:
     """Have the processes accept from one socket. Gives what connects so many clients at the same time, and returns
     whose connections they are."""
-    from dynamo_local.engine.vllm.frontend.accepting import Acceptor
+    from dynamo_local.engine.vllm.frontend.http_connections import Acceptor
 
     with ExitStack() as open_ones, socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -89,7 +89,7 @@ async def accepting(*processes: Process) -> AsyncIterator[Callable[[int], asynci
 async def test_each_gets_its_part(
     make: Callable[[str], Process], monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    from dynamo_local.engine.vllm.frontend import accepting as its
+    from dynamo_local.engine.vllm.frontend import http_connections as its
 
     # Both are there, however busy the machine is.
     monkeypatch.setattr(its, "YIELD_S", PATIENCE_S)
@@ -104,7 +104,7 @@ async def test_each_gets_its_part(
 async def test_one_that_comes_later_gets_the_next(
     make: Callable[[str], Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dynamo_local.engine.vllm.frontend import accepting as its
+    from dynamo_local.engine.vllm.frontend import http_connections as its
 
     monkeypatch.setattr(its, "YIELD_S", PATIENCE_S)
     one, other = make("a"), make("b")
@@ -131,7 +131,7 @@ async def test_one_that_accepts_no_more_or_is_alone_has_no_part(make: Callable[[
 
 
 async def test_a_connection_whose_handshake_fails_is_not_counted(make: Callable[[str], Process]) -> None:
-    from dynamo_local.engine.vllm.frontend.accepting import Acceptor
+    from dynamo_local.engine.vllm.frontend.http_connections import Acceptor
 
     one, other = make("a"), make("b")
     # It has no certificate, so that nobody can agree with it.
@@ -156,7 +156,7 @@ async def test_a_connection_whose_handshake_fails_is_not_counted(make: Callable[
 def test_files_of_tls_count_when_they_are_whole_and_go_together(tmp_path: Path) -> None:
     from uvicorn import Config
 
-    from dynamo_local.engine.vllm.frontend.accepting import Certificates
+    from dynamo_local.engine.vllm.frontend.http_connections import Certificates
 
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
 

@@ -99,8 +99,7 @@ class Server:
 
 @asynccontextmanager
 async def serving(limits: AdmissionLimits, others: Any = None) -> AsyncIterator[Server]:
-    from dynamo_local.engine.vllm.frontend.accepting import acceptor_of
-    from dynamo_local.engine.vllm.frontend.http_connections import Connections
+    from dynamo_local.engine.vllm.frontend.http_connections import Connections, acceptor_of
 
     server = Server(limits)
     models = ModelTable([ModelEntry(["m"], lambda: None, limits, server.application)])

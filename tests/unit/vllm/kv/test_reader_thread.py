@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynamo_local.core.errors import EngineError
-from dynamo_local.engine.vllm.kv.reader_thread import Read, ReaderThread
+from dynamo_local.engine.vllm.kv.agents import Read, ReaderThread
 
 PATIENCE_S = 30.0
 

@@ -1,6 +1,6 @@
 """The worker's side of prefix pull: runs in each of an engine's worker processes, inside its steps.
 
-What is read is read in a thread beside them (reader_thread.py).
+What is read is read in a thread beside them (agents.ReaderThread).
 
 A one-sided read does not notice that the blocks it reads are reused. The source promises not to reuse them before a
 certain time, of a clock that both sides share; so a read counts if it was *seen* complete before that time. Where the
@@ -31,10 +31,9 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from dynamo_local.core.errors import EngineError
-from dynamo_local.engine.vllm.kv.agents import bind_transport
+from dynamo_local.engine.vllm.kv.agents import ReaderThread, bind_transport
 from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID, NET_DEVICE, STREAM_HOST
 from dynamo_local.engine.vllm.kv.pull.metadata import PullMetadata, ReadReport, unpack_payload
-from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
 from dynamo_local.engine.vllm.patches.kv import memory_agents, network_agents, stream_agents
 from dynamo_local.engine.vllm.patches.tuning import sleeping_progress_threads
 

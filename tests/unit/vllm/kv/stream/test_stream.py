@@ -18,8 +18,7 @@ from msgspec import DecodeError, structs
 
 from dynamo_local.core.errors import EngineError
 from dynamo_local.engine.vllm.kv import agents
-from dynamo_local.engine.vllm.kv.agents import HERE, NetworkAgent
-from dynamo_local.engine.vllm.kv.reader_thread import ReaderThread
+from dynamo_local.engine.vllm.kv.agents import HERE, NetworkAgent, ReaderThread
 from dynamo_local.engine.vllm.kv.stream import agent, server
 from dynamo_local.engine.vllm.kv.stream.agent import StreamAgent
 from dynamo_local.engine.vllm.kv.stream.server import REPLY, REQUEST, Ranges, pack_address, requests_of, unpack_address

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from dynamo_local.core.errors import EngineError
-from dynamo_local.engine.vllm.kv import open_ports
-from dynamo_local.engine.vllm.kv.open_ports import check_events_config, other_users, why_port_forbidden
+from dynamo_local.engine.kv import network
+from dynamo_local.engine.kv.network import check_events_config, other_users, why_port_forbidden
 
 
 def user(name: str, uid: int, shell: str = "/bin/bash") -> pwd.struct_passwd:
@@ -25,7 +25,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def be(known: list[pwd.struct_passwd], owners: list[int], me: int = 1000) -> None:
         monkeypatch.setattr(pwd, "getpwall", lambda: known)
-        monkeypatch.setattr(open_ports, "_owners", lambda _: iter(owners))
+        monkeypatch.setattr(network, "_owners", lambda _: iter(owners))
         monkeypatch.setattr(os, "geteuid", lambda: me)
 
     return be
@@ -47,7 +47,7 @@ def test_who_can_log_in_or_has_a_process_is_one(machine: Any, me: int) -> None:
 
 
 def test_the_owners_of_processes_are_found() -> None:
-    owners = list(open_ports._owners(Path("/proc").iterdir()))
+    owners = list(network._owners(Path("/proc").iterdir()))
     assert os.geteuid() in owners
 
 
