@@ -8,7 +8,7 @@ import os
 import struct
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -343,7 +343,7 @@ class MockerEngine:
         if not self._closed:
             nap.result()
 
-    def _told(self, emitted: tuple[sequence.Sequence, ...]) -> Step:
+    def _told(self, emitted: Iterable[sequence.Sequence]) -> Step:
         self._load_untold = False
         now = self._clock()
         deltas = [self._delta(live, now) for drawn in emitted if (live := self._by_sequence.get(drawn)) is not None]

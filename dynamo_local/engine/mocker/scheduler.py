@@ -28,7 +28,7 @@ from dynamo_local.engine.mocker.blocks import (
     foreign_content,
     root_hash,
 )
-from dynamo_local.engine.mocker.sequence import Draft, Read, Sequence, StepOutcome, check_prompt
+from dynamo_local.engine.mocker.sequence import Read, Sequence, StepOutcome, check_prompt
 from dynamo_local.engine.mocker.settings import MockerSettings
 from dynamo_local.engine.mocker.tokens import Sampling
 
@@ -103,7 +103,7 @@ class Scheduler:
 
     def enter(self, sequence: Sequence) -> None:
         """Queue a request that fits into the cache alone."""
-        self._enqueue(sequence)
+        self._waiting.add(sequence, sequence.claim)
 
     def cancel(self, sequence: Sequence) -> None:
         """Forget a request and free its blocks. A finished or forgotten one is ignored."""
@@ -128,7 +128,7 @@ class Scheduler:
 
     def begin(self, now: float = 0.0) -> StepOutcome:
         """Plan a step: as much as budget and blocks allow. It may turn out empty."""
-        draft = Draft(self._settings.mocker_max_num_batched_tokens)
+        draft = StepOutcome(self._settings.mocker_max_num_batched_tokens)
         given_way = self._make_room()
         # Not before the plan stands: a request that is preempted in a step computes nothing in it.
         for sequence, count in self._plan_running(draft).items():
@@ -139,9 +139,10 @@ class Scheduler:
             self._admit_waiting(draft, now)
         if given_way is not None:
             # Not before: it is not let in again in the step in which it gave way.
-            self._enqueue(given_way)
+            self.enter(given_way)
             draft.preempted.append(given_way)
-        return draft.outcome()
+        draft.emitted = [sequence for sequence in draft.computed if sequence.computed == sequence.length]
+        return draft
 
     def complete(self, outcome: StepOutcome, now: float = 0.0) -> None:
         """The step's time is over: its blocks are written, its tokens drawn from what the blocks hold."""
@@ -165,7 +166,7 @@ class Scheduler:
         self._loading.remove(sequence)
         if not received:
             self._free(sequence)
-            self._enqueue(sequence)
+            self.enter(sequence)
             return
         sequence.computed = read.pull.end * self._settings.mocker_block_size
         self._register(sequence, read.start)
@@ -185,7 +186,7 @@ class Scheduler:
             self._free(victim)
         return victim
 
-    def _plan_running(self, draft: Draft) -> dict[Sequence, int]:
+    def _plan_running(self, draft: StepOutcome) -> dict[Sequence, int]:
         """Decide how much of each running request to compute, and provide the blocks, preempting others if need be."""
         planned: dict[Sequence, int] = {}
         budget, index = draft.budget, 0
@@ -204,13 +205,13 @@ class Scheduler:
             draft.preempted.append(victim)
         return planned
 
-    def _admit_loaded(self, draft: Draft) -> None:
+    def _admit_loaded(self, draft: StepOutcome) -> None:
         """First those that hold blocks already: others may wait for these. Not while room has been made for one that is
         more urgent."""
         while self._loaded and draft.budget > 0 and self._has_place:
             self._start(self._loaded.pop(0), draft)
 
-    def _admit_waiting(self, draft: Draft, now: float) -> None:
+    def _admit_waiting(self, draft: StepOutcome, now: float) -> None:
         """Let waiting requests in, in order, while budget, places and blocks for all of one are left."""
         block_size, declined = self._settings.mocker_block_size, set[Sequence]()
         while self._waiting and draft.budget > 0 and self._has_place:
@@ -226,7 +227,7 @@ class Scheduler:
             else:
                 declined.add(sequence)
 
-    def _admit(self, sequence: Sequence, hits: list[int], draft: Draft, now: float) -> None:
+    def _admit(self, sequence: Sequence, hits: list[int], draft: StepOutcome, now: float) -> None:
         """Let a request in that has these blocks. It runs, or its blocks are read first."""
         self.pool.refer(hits)
         sequence.blocks, cached = hits, len(hits)
@@ -244,7 +245,7 @@ class Scheduler:
     def _has_place(self) -> bool:
         return len(self._running) < self._settings.mocker_max_num_seqs
 
-    def _start(self, sequence: Sequence, draft: Draft) -> None:
+    def _start(self, sequence: Sequence, draft: StepOutcome) -> None:
         """Run a request that has its blocks, or can have them."""
         self._running.append(sequence)
         if sequence.cached_tokens is None:
@@ -263,7 +264,7 @@ class Scheduler:
             sequence.blocks.extend(self.pool.allocate(lacking))
         return True
 
-    def _compute(self, sequence: Sequence, count: int, draft: Draft) -> None:
+    def _compute(self, sequence: Sequence, count: int, draft: StepOutcome) -> None:
         """Compute `count` tokens more. As in vLLM, their blocks are found in the cache from now on, before they are
         written: a request that shares them computes later, in the same step or another one."""
         before = sequence.computed // self._settings.mocker_block_size
@@ -295,7 +296,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
         self._free(sequence)
-        self._enqueue(sequence)
+        self.enter(sequence)
 
     def _retire(self, finished: list[Sequence], now: float) -> None:
         if finished:
@@ -306,9 +307,6 @@ class Scheduler:
                 blocks = self.pool.match(self._register(sequence, 0))
                 self.leases.take(Key("hold", str(sequence.hold.name)), blocks, now + sequence.hold.seconds)
             self._free(sequence)
-
-    def _enqueue(self, sequence: Sequence) -> None:
-        self._waiting.add(sequence, sequence.claim)
 
     def _free(self, sequence: Sequence) -> None:
         self.pool.give_up(sequence.blocks)

@@ -157,19 +157,21 @@ class Read:
         return self.sequence.blocks[self.start : self.pull.end]
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepOutcome:
-    """Work of one step, complete or under way."""
+    """Work of one step, while it is planned, under way, or complete."""
 
-    computed: dict[Sequence, int]
+    budget: int
+    """What is left of its budget of tokens."""
+    computed: dict[Sequence, int] = field(default_factory=dict)
     """Tokens whose KV is computed."""
-    admitted: tuple[Sequence, ...]
-    preempted: tuple[Sequence, ...]
-    emitted: tuple[Sequence, ...]
+    admitted: list[Sequence] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    emitted: list[Sequence] = field(default_factory=list)
     """Requests that draw one token, their last one, and may be finished by it."""
-    reads: tuple[Read, ...]
+    reads: list[Read] = field(default_factory=list)
     """Reads that begin with the step, but are no part of it: the caller does them and reports their ends."""
-    fillings: tuple[Filling, ...]
+    fillings: list[Filling] = field(default_factory=list)
 
     @property
     def decode_seqs(self) -> int:
@@ -183,20 +185,3 @@ class StepOutcome:
     def filled(self) -> set[int]:
         """Blocks that are found in the cache though they are not written before the step's end."""
         return {block for filling in self.fillings for block in filling.blocks[filling.start :]}
-
-
-@dataclass
-class Draft:
-    """A step being planned, with what is left of its budget of tokens."""
-
-    budget: int
-    computed: dict[Sequence, int] = field(default_factory=dict)
-    admitted: list[Sequence] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)
-    reads: list[Read] = field(default_factory=list)
-    fillings: list[Filling] = field(default_factory=list)
-
-    def outcome(self) -> StepOutcome:
-        emitted = tuple([sequence for sequence in self.computed if sequence.computed == sequence.length])
-        admitted, preempted = tuple(self.admitted), tuple(self.preempted)
-        return StepOutcome(self.computed, admitted, preempted, emitted, tuple(self.reads), tuple(self.fillings))

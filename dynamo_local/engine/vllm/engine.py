@@ -133,21 +133,37 @@ class VllmEngine:
         self._processes = watch_processes(self._core)
         if no_events is not None:
             _log.info("this engine does not tell which blocks it has cached: %s", no_events)
-        info = info_of(
-            launched.vllm_config,
-            self._pull,
-            self._no_transfer,
-            tuple(self._supported),
-            kv_events=no_events is None,
-            kv_network=launched.far.network,
-        )
+        info = self._info(launched, kv_events=no_events is None)
         self._tasks.spawn("after the start", asyncio.to_thread(self._note, launched.weights))
         self._max_model_len, self._forgotten = info.max_model_len, info.forgotten
         return info
 
+    def _info(self, launched: Launched, *, kv_events: bool) -> EngineInfo:
+        """Describe the engine that has started: vLLM's client has written its own figures into the configuration."""
+        from dynamo_local.engine.vllm.requests.continuing import forgotten
+
+        vllm_config = launched.vllm_config
+        return EngineInfo(
+            engine="vllm",
+            model=vllm_config.model_config.served_model_name,
+            max_model_len=vllm_config.model_config.max_model_len,
+            block_size=vllm_config.cache_config.block_size,
+            kv_blocks=vllm_config.cache_config.num_gpu_blocks,
+            max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
+            no_transfer=self._no_transfer,
+            forgotten=forgotten(vllm_config),
+            block_bytes=None if self._pull is None else self._pull.block_bytes,
+            tasks=tuple(self._supported),
+            kv_events=kv_events,
+            kv_network=launched.far.network if self._no_transfer is None else "",
+        )
+
     def _note(self, weights: PreparedOrder | None) -> None:
         """Record what the start has made. The first request does not wait for it."""
-        note_segments(self._private_dir, os.environ)
+        # Native libraries name their shared memory themselves, so its names are known only now (Python's:
+        # patches/forks.py). It is removed after the engine's processes have been killed.
+        if SEGMENTS_ENV in os.environ:
+            record_segments(self._private_dir, descendants(os.getpid()))
         if weights is not None:
             from dynamo_local.engine.vllm.weights import order_prepared
 
@@ -361,44 +377,3 @@ class VllmEngine:
         self._held = {other: end for other, end in self._held.items() if end > now}
         self._held[name] = now + hold_s
         pull.watch(now + hold_s)
-
-
-# Records the shared memory of an engine's processes, so that it can be removed after they have been killed.
-
-
-def note_segments(private_dir: Path, environ: Mapping[str, str]) -> None:
-    """Record the segments of an engine that has started. Native libraries name theirs themselves, so their names are
-    known only now (Python's: patches/forks.py)."""
-    if SEGMENTS_ENV in environ:
-        record_segments(private_dir, descendants(os.getpid()))
-
-
-# What an engine that has started tells of itself.
-
-
-def info_of(
-    vllm_config: Any,
-    pull: PullHost | None,
-    no_transfer: str | None,
-    tasks: tuple[str, ...],
-    *,
-    kv_events: bool,
-    kv_network: str = "",
-) -> EngineInfo:
-    """Describe the engine that has started: vLLM's client has written its own figures into the configuration."""
-    from dynamo_local.engine.vllm.requests.continuing import forgotten
-
-    return EngineInfo(
-        engine="vllm",
-        model=vllm_config.model_config.served_model_name,
-        max_model_len=vllm_config.model_config.max_model_len,
-        block_size=vllm_config.cache_config.block_size,
-        kv_blocks=vllm_config.cache_config.num_gpu_blocks,
-        max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
-        no_transfer=no_transfer,
-        forgotten=forgotten(vllm_config),
-        block_bytes=None if pull is None else pull.block_bytes,
-        tasks=tasks,
-        kv_events=kv_events,
-        kv_network=kv_network if no_transfer is None else "",
-    )

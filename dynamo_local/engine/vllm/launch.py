@@ -52,9 +52,9 @@ class Launched:
     """Identity of its model (identity.model_identity). None: its KV is not transferred."""
     no_transfer: str | None
     """Reason why its KV is not transferred."""
-    far: FarKv = NO_FAR_KV
+    far: FarKv
     """How its KV is read by other machines."""
-    weights: PreparedOrder | None = None
+    weights: PreparedOrder | None
     """Order for a process that has loaded its weights; None if they are not shared."""
 
 

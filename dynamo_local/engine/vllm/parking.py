@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal
 
 from dynamo_local.core.errors import EngineError, one_line
-from dynamo_local.engine.vllm.patches.kv import add_core_methods
+from dynamo_local.engine.vllm.patches.kv import add_core_methods, core_method
 from dynamo_local.engine.vllm.patches.table import applies, why_not
 
 if TYPE_CHECKING:
@@ -31,15 +31,10 @@ PATCH = "parking"
 Order = Literal["park", "wake"]
 
 
-def name_of(order: Order) -> str:
-    """Name of the utility method on vLLM's engine core."""
-    return f"dynamo_local_{order}"
-
-
 def let_engines_park() -> None:
     """Add the methods to vLLM's engine core, in this process and in those forked from it."""
     if applies(PATCH):
-        add_core_methods({name_of("park"): park_core, name_of("wake"): wake_core})
+        add_core_methods({"park": park_core, "wake": wake_core})
 
 
 async def tell(core: Any, order: Order, deadline_s: float) -> None:
@@ -51,7 +46,7 @@ async def tell(core: Any, order: Order, deadline_s: float) -> None:
         raise EngineError(f"this version of vLLM cannot be parked: {unlike}")
     try:
         async with asyncio.timeout(deadline_s):
-            refused: str | None = await core.call_utility_async(name_of(order))
+            refused: str | None = await core.call_utility_async(core_method(order))
     except TimeoutError as error:
         raise EngineError(f"the engine has not done it within {deadline_s:g} s ({order})") from error
     except Exception as error:

@@ -23,7 +23,7 @@ from dynamo_local.core.routing.caches.index import key_of
 from dynamo_local.core.routing.caches.mirror import CacheMirror
 from dynamo_local.engine.kv.cache_log import CacheLog
 from dynamo_local.engine.vllm.kv import cache_changes
-from dynamo_local.engine.vllm.patches.kv import note_blocks, send_with_steps
+from dynamo_local.engine.vllm.patches.kv import core_method, note_blocks, send_with_steps
 from dynamo_local.engine.vllm.patches.table import why_not
 
 BLOCK = 16
@@ -98,10 +98,10 @@ def test_what_is_told_is_what_the_pool_has_cached(steps: list[tuple[Any, ...]], 
 
 
 def test_the_engine_core_has_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EngineCore, cache_changes.METHOD, None, raising=False)
+    monkeypatch.setattr(EngineCore, core_method("tell_cache"), None, raising=False)
     assert why_not(cache_changes.PATCH) is None
     cache_changes.let_engines_tell_of_caches()
-    assert getattr(EngineCore, cache_changes.METHOD) is cache_changes.tell_cache
+    assert getattr(EngineCore, core_method("tell_cache")) is cache_changes.tell_cache
 
 
 def test_changes_travel_with_the_outputs_of_a_step() -> None:

@@ -18,6 +18,8 @@ import pytest
 
 from components.frontend.http.gate import HttpGate
 from components.frontend.http.models import ModelTable
+from components.frontend.limits.places import Places
+from components.frontend.limits.rooms import Rooms
 from dynamo_local.bus.certificate import Certificate, make_certificate
 from dynamo_local.core.errors import EngineError
 from dynamo_local.core.http.asgi import App
@@ -55,7 +57,7 @@ async def serving(folder: Path, **options: Any) -> AsyncIterator[int]:
         return [{"id": "model"}]
 
     config = {name.replace("_", "-"): value for name, value in options.items()}
-    server = HttpServer(config, folder, gate, limits, cards)
+    server = HttpServer(config, folder, gate, limits, cards, Rooms(Places(folder / "limits")))
     listener = socket.create_server(("127.0.0.1", 0))
     port: int = listener.getsockname()[1]
     await server.start(listener, lambda _: None)

@@ -24,7 +24,7 @@ def test_one_request_from_prompt_to_length() -> None:
     sequence = watched.submit(prompt(5), greedy(3))
     assert watched.scheduler.load == Load(running=0, waiting=1, kv_usage=0.0, kv_pinned=0.0)
     first = watched.step()
-    assert (first.admitted, first.emitted, first.computed) == ((sequence,), (sequence,), {sequence: 5})
+    assert (first.admitted, first.emitted, first.computed) == ([sequence], [sequence], {sequence: 5})
     assert watched.scheduler.load == Load(running=1, waiting=0, kv_usage=2 / 8, kv_pinned=0.0)
     assert watched.step().computed == {sequence: 1}
     watched.run()
@@ -94,11 +94,11 @@ def test_admission_waits_for_the_blocks_of_a_whole_prompt() -> None:
     first = watched.submit(prompt(7), greedy(5))
     second = watched.submit(prompt(9, 50), greedy(1))
     watched.step()
-    assert watched.step().admitted == ()
+    assert watched.step().admitted == []
     while first.finish is None:
         assert second.computed == 0
         watched.step()
-    assert watched.step().admitted == (second,)
+    assert watched.step().admitted == [second]
 
 
 def test_no_more_run_than_there_are_places() -> None:
@@ -115,7 +115,7 @@ def test_the_latest_makes_way_and_loses_nothing() -> None:
     first, second = (watched.submit(prompt(7, start), greedy(9)) for start in (0, 100))
     while not watched.preemptions:
         watched.step()
-    assert watched.outcomes[-1].preempted == (second,)
+    assert watched.outcomes[-1].preempted == [second]
     assert watched.outcomes[-1].computed == {first: 1}
     drawn = second.drawn
     assert drawn > 0
@@ -146,7 +146,7 @@ def test_the_budget_of_one_that_made_way_goes_to_others() -> None:
     for _ in range(2):
         assert watched.step().computed == {low: 1, high: 1, long: 2}
     outcome = watched.step()
-    assert (outcome.preempted, outcome.computed) == ((low,), {high: 1, long: 3})
+    assert (outcome.preempted, outcome.computed) == ([low], {high: 1, long: 3})
     watched.run()
     assert_exact([low, high, long])
 
@@ -157,7 +157,7 @@ def test_priority_decides_who_makes_way() -> None:
     high = watched.submit(prompt(7, 100), greedy(9), priority=0)
     while not watched.preemptions:
         watched.step()
-    assert watched.outcomes[-1].preempted == (low,)
+    assert watched.outcomes[-1].preempted == [low]
     watched.run()
     assert_exact([low, high])
 
@@ -170,7 +170,7 @@ def test_an_urgent_request_takes_the_place_of_a_less_urgent_one() -> None:
     urgent = watched.submit([9] * 5, greedy(3), priority=-1)
     equal = watched.submit([8] * 5, greedy(1))
     outcome = watched.step()
-    assert (outcome.preempted, outcome.admitted) == ((second,), (urgent,))
+    assert (outcome.preempted, outcome.admitted) == ([second], [urgent])
     assert set(outcome.computed) == {first, urgent}
     watched.run()
     assert watched.preemptions == 1
@@ -187,10 +187,10 @@ def test_one_that_is_loaded_hides_no_more_urgent_one() -> None:
     scheduler.complete(scheduler.begin())
     scheduler.memory.write(read.targets[0], loaded.hashes(1, 4)[0])
     scheduler.end_read(read, received=True)
-    assert scheduler.begin().preempted == (), "nobody is less urgent than the one that is loaded"
+    assert scheduler.begin().preempted == [], "nobody is less urgent than the one that is loaded"
     urgent = scheduler.submit([9] * 5, greedy(3), priority=-1)
     outcome = scheduler.begin()
-    assert (outcome.preempted, outcome.admitted) == ((running[1],), (urgent,))
+    assert (outcome.preempted, outcome.admitted) == ([running[1]], [urgent])
     scheduler.complete(outcome)
     while scheduler.has_work:
         scheduler.complete(scheduler.begin())
@@ -207,7 +207,7 @@ def test_one_that_made_way_after_its_turn_computes_nothing_in_that_step() -> Non
     assert set(outcome.emitted) == {low, high}
     drawn = low.drawn
     outcome = watched.step()
-    assert (outcome.preempted, outcome.computed) == ((low,), {high: 1})
+    assert (outcome.preempted, outcome.computed) == ([low], {high: 1})
     assert low.drawn == drawn
     watched.run()
     assert_exact([low, high])

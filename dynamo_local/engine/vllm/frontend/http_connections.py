@@ -13,7 +13,7 @@ import select
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -71,43 +71,12 @@ class Others(Protocol):
         """Whether one of them has told so since the last call."""
 
 
-class NoOthers:
-    """There is no other process."""
-
-    other_connections = own_connections = 0
-
-    def connections_elsewhere(self) -> Sequence[int]:
-        return ()
-
-    def note_accepting(self, accepts: bool) -> None:
-        return
-
-    def note_accepted(self) -> None:
-        return
-
-    def note_given_up(self) -> None:
-        return
-
-    def exclusively(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def note_connections(self, number: int) -> None:
-        return
-
-    def note_crowded(self) -> None:
-        return
-
-    def crowded_elsewhere(self) -> bool:
-        return False
-
-
 class Connections:
     """Set of all connections of one server."""
 
-    def __init__(self, limits: AdmissionLimits, others: Others | None = None) -> None:
-        """`others`: None: there is no other process."""
+    def __init__(self, limits: AdmissionLimits, others: Others) -> None:
         self.limits = limits
-        self.others = self._others = others or NoOthers()
+        self._others = others
         self._looks = self._owes_room = False
         self.room: ConnectionSlots[BoundedProtocol] = ConnectionSlots(_affordable(limits.max_connections))
         self.reserve: ConnectionSlots[BoundedProtocol] = ConnectionSlots(RESERVE)

@@ -64,7 +64,7 @@ class HttpServer:
         gate: Middleware,
         limits: AdmissionLimits,
         cards: Cards,
-        others: Others | None = None,
+        others: Others,
     ) -> None:
         self._others = others
         self._config = with_defaults(config)
@@ -141,7 +141,7 @@ class HttpServer:
         stop = UvicornStop(server)
         # It accepts nothing itself: the acceptor does, which it closes.
         task = loop.create_task(server.serve(sockets=[]), name="http")
-        return _Serving(server, stop, task, acceptor_of(server, listener, connections.others), certificates)
+        return _Serving(server, stop, task, acceptor_of(server, listener, self._others), certificates)
 
     async def _until_listening(self, serving: _Serving) -> None:
         while not serving.server.started:

@@ -138,8 +138,6 @@ def describe_what_is_open(app: Any, root: str = "") -> None:
 
 
 def _description(app: Any, root: str) -> bytes:
-    import json
-
     from fastapi.openapi.utils import get_openapi
 
     routes = [route for route in app.routes if _is_open(route)]

@@ -15,11 +15,11 @@ where blocks of other layers have gone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from dynamo_local.core.ports import CacheChanges
 from dynamo_local.engine.kv.cache_log import CacheLog
-from dynamo_local.engine.vllm.patches.kv import add_core_methods, note_blocks, send_with_steps
+from dynamo_local.engine.vllm.patches.kv import add_core_methods, core_method, note_blocks, send_with_steps
 from dynamo_local.engine.vllm.patches.table import applies, why_not
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 PATCH = "changes of the prefix cache"
 """Name in the table of patches."""
 
-METHOD: Final = "dynamo_local_tell_cache"
-"""Name of the utility method on vLLM's engine core."""
+_METHOD = "tell_cache"
 
 _KEY = "dynamo_local_cache"
 """Where changes are in a step's statistics: among those of a connector for encoders, which nobody reads here."""
@@ -40,7 +39,7 @@ _KEY = "dynamo_local_cache"
 def let_engines_tell_of_caches() -> None:
     """Add the method to vLLM's engine core, in this process and in those forked from it."""
     if applies(PATCH):
-        add_core_methods({METHOD: tell_cache})
+        add_core_methods({_METHOD: tell_cache})
 
 
 async def ask_for_changes(core: Any) -> str | None:
@@ -51,7 +50,7 @@ async def ask_for_changes(core: Any) -> str | None:
     unlike = why_not(PATCH)
     if unlike is not None:
         return f"this version of vLLM is not known to tell of it: {unlike}"
-    refused: str | None = await core.call_utility_async(METHOD)
+    refused: str | None = await core.call_utility_async(core_method(_METHOD))
     return refused
 
 

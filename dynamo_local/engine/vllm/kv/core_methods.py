@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,24 +22,17 @@ if TYPE_CHECKING:
 
     from dynamo_local.engine.vllm.kv.pull.scheduler import PullScheduler
 
-Method = Literal["describe", "cached", "pin", "release", "grow", "counts", "confirm", "read_ended", "settle_read"]
 
-
-def name_of(method: Method) -> str:
-    """Name of the method on vLLM's engine core."""
-    return f"dynamo_local_{method}"
-
-
-def _describe(core: EngineCoreProc) -> Description:
+def describe(core: EngineCoreProc) -> Description:
     return _scheduler(core).describe()
 
 
-def _cached(core: EngineCoreProc, hashes: Sequence[bytes]) -> int:
+def cached(core: EngineCoreProc, hashes: Sequence[bytes]) -> int:
     """Count the leading hashes that are cached."""
     return len(_scheduler(core).source.cached(hashes))
 
 
-def _pin(core: EngineCoreProc, name: str, hashes: Sequence[bytes], until: float, rest: Sequence[int]) -> Future[Pinned]:
+def pin(core: EngineCoreProc, name: str, hashes: Sequence[bytes], until: float, rest: Sequence[int]) -> Future[Pinned]:
     scheduler: Any = core.scheduler
     part = _scheduler(core)
     answer = part.source.pin(name, hashes, until, find_partial_block(scheduler, part.block_size, hashes, rest))
@@ -47,7 +40,7 @@ def _pin(core: EngineCoreProc, name: str, hashes: Sequence[bytes], until: float,
     return answer
 
 
-def _release(core: EngineCoreProc, pins: Sequence[str], holds: Sequence[str]) -> float | None:
+def release(core: EngineCoreProc, pins: Sequence[str], holds: Sequence[str]) -> float | None:
     """End these leases, and all that are over. Returns when the next one will be, if there are any."""
     source = _scheduler(core).source
     source.release(pins, holds)
@@ -56,21 +49,21 @@ def _release(core: EngineCoreProc, pins: Sequence[str], holds: Sequence[str]) ->
     return None if math.isinf(next_end) else next_end
 
 
-def _confirm(core: EngineCoreProc, name: str) -> bool:
+def confirm(core: EngineCoreProc, name: str) -> bool:
     held = _scheduler(core).source.confirm(name)
     _tell_load(core)
     return held
 
 
-def _read_ended(core: EngineCoreProc, name: str) -> Future[bool]:
+def read_ended(core: EngineCoreProc, name: str) -> Future[bool]:
     return _scheduler(core).confirmations.ended(name)
 
 
-def _settle_read(core: EngineCoreProc, name: str, held: bool) -> None:
+def settle_read(core: EngineCoreProc, name: str, held: bool) -> None:
     _scheduler(core).confirmations.settle(name, held)
 
 
-def _grow(
+def grow(
     core: EngineCoreProc,
     name: str,
     computed: int,
@@ -98,7 +91,7 @@ def _grow(
     return True
 
 
-def _counts(core: EngineCoreProc) -> PullCounts:
+def counts(core: EngineCoreProc) -> PullCounts:
     return _scheduler(core).counts()
 
 
@@ -120,14 +113,7 @@ def _tell_load(core: EngineCoreProc) -> None:
         core.output_queue.put_nowait((0, EngineCoreOutputs(scheduler_stats=stats)))
 
 
-METHODS: Mapping[Method, Callable[..., Any]] = {
-    "describe": _describe,
-    "cached": _cached,
-    "pin": _pin,
-    "release": _release,
-    "grow": _grow,
-    "counts": _counts,
-    "confirm": _confirm,
-    "read_ended": _read_ended,
-    "settle_read": _settle_read,
+METHODS: Mapping[str, Callable[..., Any]] = {
+    method.__name__: method
+    for method in (describe, cached, pin, release, grow, counts, confirm, read_ended, settle_read)
 }

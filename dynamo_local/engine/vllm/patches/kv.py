@@ -19,13 +19,18 @@ if TYPE_CHECKING:
 # Methods that an engine core answers by, beside vLLM's own, in its loop between two steps.
 
 
+def core_method(name: str) -> str:
+    """Return the name on vLLM's engine core of a method of ours."""
+    return f"dynamo_local_{name}"
+
+
 def add_core_methods(methods: Mapping[str, Callable[..., Any]]) -> None:
     """Set methods on the engine core's class, in this process and in those forked from it: vLLM looks utility methods
     up by name, and offers no registry."""
     from vllm.v1.engine.core import EngineCore
 
     for name, method in methods.items():
-        setattr(EngineCore, name, method)
+        setattr(EngineCore, core_method(name), method)
 
 
 # Notice of every reference to a KV block that vLLM takes or gives up.

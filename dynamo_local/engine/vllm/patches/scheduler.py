@@ -6,7 +6,7 @@ Imports vLLM. Who goes first and who gives way is decided in core/priority/fair_
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, wraps
 from typing import Any
 
@@ -17,7 +17,7 @@ from vllm.v1.core.sched.request_queue import PriorityRequestQueue, RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from dynamo_local.core.priority.classes import PriorityClass, class_of
+from dynamo_local.core.priority.classes import class_of
 from dynamo_local.core.priority.fair_queue import Claim, FairQueue
 from dynamo_local.engine.vllm.patches.table import applies
 from dynamo_local.engine.vllm.requests.wire import KEY
@@ -29,31 +29,20 @@ from dynamo_local.engine.vllm.requests.wire import KEY
 # the request with the highest priority number, of those the latest. Who gives way for a slot is said below.
 
 
-class FairRequestQueue(RequestQueue):
+class FairRequestQueue(FairQueue[Request], RequestQueue):
     """Requests that have no KV blocks, and wait for a place."""
 
     def __init__(self) -> None:
-        self._queue = FairQueue[Request](lambda request: request.num_tokens, Request.is_finished)
+        super().__init__(lambda request: request.num_tokens, Request.is_finished)
 
     def add_request(self, request: Request) -> None:
-        self._queue.add(request, _claim(request))
+        self.add(request, _claim(request))
 
     def peek_request(self) -> Request:
-        return self._queue.peek()
+        return self.peek()
 
     def pop_request(self) -> Request:
-        return self._queue.pop()
-
-    def make_room(
-        self, running: Iterable[Request], ready: Callable[[Request], bool], above: PriorityClass | None
-    ) -> Request | None:
-        """Return the running request that is to give way to one that waits and is ready, and offer that one next.
-        `above`: only if it is of a higher class than this one."""
-        return self._queue.make_room(running, ready, above)
-
-    def gives_way(self, running: Iterable[Request], to: PriorityClass) -> Request | None:
-        """Return the running request that gives way to one of this class, or None."""
-        return self._queue.gives_way(running, to)
+        return self.pop()
 
     def prepend_request(self, request: Request) -> None:
         """Queue a request again that was preempted: before those of its class and key that came later."""
@@ -62,24 +51,18 @@ class FairRequestQueue(RequestQueue):
     def prepend_requests(self, requests: Iterable[Request]) -> None:
         """Queue requests again that were popped in this step and could not begin, the last one first."""
         for request in requests:
-            self._queue.put_back(request, _claim(request))
+            self.put_back(request, _claim(request))
 
     def remove_request(self, request: Request) -> None:
-        self._queue.remove(request)
+        self.remove(request)
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
         for request in requests:
-            if request in self._queue:
-                self._queue.remove(request)
+            if request in self:
+                self.remove(request)
 
     def __bool__(self) -> bool:
-        return len(self._queue) > 0
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._queue)
+        return len(self) > 0
 
 
 def _claim(request: Request) -> Claim:

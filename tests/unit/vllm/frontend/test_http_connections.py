@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -98,13 +99,15 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(limits: AdmissionLimits, others: Any = None) -> AsyncIterator[Server]:
+async def serving(limits: AdmissionLimits, others: Rooms | None = None) -> AsyncIterator[Server]:
     from dynamo_local.engine.vllm.frontend.http_connections import Connections, acceptor_of
 
     server = Server(limits)
     models = ModelTable([ModelEntry(["m"], lambda: None, limits, server.application)])
     gate = HttpGate(server.application, limits=limits, models=models, is_draining=lambda: False)
-    connections = Connections(limits, others)
+    folder = TemporaryDirectory()
+    rooms = others or Rooms(Places(Path(folder.name) / "limits"))
+    connections = Connections(limits, rooms)
     config = uvicorn.Config(
         gate,
         log_level="critical",
@@ -118,7 +121,7 @@ async def serving(limits: AdmissionLimits, others: Any = None) -> AsyncIterator[
         server.port = listener.getsockname()[1]
         task = asyncio.create_task(http.serve(sockets=[]))
         await server.until(lambda: http.started)
-        acceptor = acceptor_of(http, listener, connections.others)
+        acceptor = acceptor_of(http, listener, rooms)
         http.servers.append(acceptor)
         acceptor.start()
         try:
@@ -127,6 +130,7 @@ async def serving(limits: AdmissionLimits, others: Any = None) -> AsyncIterator[
             server.open.set()
             http.should_exit = http.force_exit = True
             await asyncio.wait_for(task, PATIENCE_S)
+            folder.cleanup()
 
 
 def post(body: bytes) -> bytes:

@@ -15,7 +15,7 @@ from vllm.forward_context import ForwardContext
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from dynamo_local.engine.vllm.kv.core_methods import METHODS, name_of
+from dynamo_local.engine.vllm.kv.core_methods import METHODS
 from dynamo_local.engine.vllm.kv.pull.metadata import KeptStats, PullMetadata, ReadReport
 from dynamo_local.engine.vllm.kv.pull.scheduler import PullScheduler
 from dynamo_local.engine.vllm.kv.pull.worker import PullWorker
@@ -31,7 +31,7 @@ class PrefixPullConnector(NixlBaseConnector):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
-            add_core_methods({name_of(method): function for method, function in METHODS.items()})
+            add_core_methods(METHODS)
             self.connector_scheduler = PullScheduler(vllm_config, self.engine_id, kv_cache_config)
         else:
             self.connector_worker = PullWorker(vllm_config, self.engine_id, kv_cache_config)

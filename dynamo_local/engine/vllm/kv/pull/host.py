@@ -14,7 +14,6 @@ from dynamo_local.core.errors import EngineError
 from dynamo_local.core.messages.kv import PinAnswer, PinQuestion
 from dynamo_local.core.messages.work import Submit
 from dynamo_local.core.ports import Prefix, PulledPrefix
-from dynamo_local.engine.vllm.kv.core_methods import Method, name_of
 from dynamo_local.engine.vllm.kv.pull.messages import (
     LONGEST_LEASE_S,
     MOST_BLOCKS,
@@ -26,6 +25,7 @@ from dynamo_local.engine.vllm.kv.pull.messages import (
     TransferParams,
     Warm,
 )
+from dynamo_local.engine.vllm.patches.kv import core_method
 
 _log = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ class PullHost:
         if next_end is not None:
             self.watch(next_end)
 
-    async def _ask(self, method: Method, *args: Any, timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
+    async def _ask(self, method: str, *args: Any, timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
         """The engine core's answer, or None if it has none to give."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -228,8 +228,8 @@ class PullHost:
             _log.warning("the engine core did not answer: %s", error)
         return None
 
-    async def _call(self, method: Method, *args: Any) -> Any:
-        return await self._core.call_utility_async(name_of(method), *args)
+    async def _call(self, method: str, *args: Any) -> Any:
+        return await self._core.call_utility_async(core_method(method), *args)
 
 
 async def open_pull(core: Any, vllm_config: Any, adapters: Any, identity: Mapping[str, str]) -> PullHost:
@@ -237,7 +237,7 @@ async def open_pull(core: Any, vllm_config: Any, adapters: Any, identity: Mappin
     model (identity.py)."""
     from dynamo_local.engine.vllm.kv.identity import BlockHasher, fingerprints
 
-    description = msgspec.convert(await core.call_utility_async(name_of("describe")), Description)
+    description = msgspec.convert(await core.call_utility_async(core_method("describe")), Description)
     if description.unsupported is None:
         description = msgspec.structs.replace(description, unsupported=_why_closed(core))
     identities = (description.identity, identity, vllm_config.lora_config, adapters.requests)

@@ -9,22 +9,9 @@ from typing import Any
 import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata, NixlHandshakePayload
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
 
 from dynamo_local.engine.vllm.kv.pull.messages import PullCounts
-
-_payload_encoder = msgspec.msgpack.Encoder()
-_payload_decoder = msgspec.msgpack.Decoder(NixlHandshakePayload)
-
-
-def pack_payload(payload: NixlHandshakePayload) -> bytes:
-    """Encode what a reader has to know of one rank."""
-    return _payload_encoder.encode(payload)
-
-
-def unpack_payload(data: bytes) -> NixlHandshakePayload:
-    """Raises msgspec.DecodeError."""
-    return _payload_decoder.decode(data)
 
 
 class PullMetadata(NixlConnectorMetadata):

@@ -43,7 +43,7 @@ from dynamo_local.engine.vllm.kv.pull.messages import (
     TransferParams,
     why_not_told,
 )
-from dynamo_local.engine.vllm.kv.pull.metadata import KeptStats, PullMetadata, ReadReport, pack_payload
+from dynamo_local.engine.vllm.kv.pull.metadata import KeptStats, PullMetadata, ReadReport
 from dynamo_local.engine.vllm.kv.source import PullSource, StepFence
 from dynamo_local.engine.vllm.patches.kv import report_references
 
@@ -180,7 +180,7 @@ class PullScheduler(NixlPullConnectorScheduler):
         """Keep what readers need to know. (vLLM's own opens a port at which they ask for it.)"""
         ranks = [metadata[0, rank] for rank in range(self.vllm_config.parallel_config.tensor_parallel_size)]
         payloads = [payload for payload in ranks if isinstance(payload, NixlHandshakePayload)]
-        self._agents = tuple(map(pack_payload, payloads))
+        self._agents = tuple(map(msgspec.msgpack.encode, payloads))
         self._compatibility = payloads[0].compatibility_hash
 
     def on_new_request(self, request: Request) -> None:

@@ -22,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
     NixlAgentMetadata,
     NixlConnectorMetadata,
+    NixlHandshakePayload,
     RemoteMeta,
     ReqMeta,
 )
@@ -33,7 +34,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from dynamo_local.core.errors import EngineError
 from dynamo_local.engine.vllm.kv.agents import ReaderThread, bind_transport
 from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID, NET_DEVICE, STREAM_HOST
-from dynamo_local.engine.vllm.kv.pull.metadata import PullMetadata, ReadReport, unpack_payload
+from dynamo_local.engine.vllm.kv.pull.metadata import PullMetadata, ReadReport
 from dynamo_local.engine.vllm.patches.kv import memory_agents, network_agents, stream_agents
 from dynamo_local.engine.vllm.patches.tuning import sleeping_progress_threads
 
@@ -191,7 +192,7 @@ class PullWorker(NixlPullConnectorWorker):
         Runs in a thread of its own, where any exception makes the reads that wait for it fail.
         """
         self._use_device()
-        payload = unpack_payload(self._agents.pop(expected_engine_id))
+        payload = msgspec.msgpack.decode(self._agents.pop(expected_engine_id), type=NixlHandshakePayload)
         if payload.compatibility_hash != self.compat_hash:
             raise EngineError("the other engine's KV cache has another layout")
         agent = _agent_decoder.decode(payload.agent_metadata_bytes)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from dynamo_local.core.errors import EngineError
 from dynamo_local.engine.vllm.kv.agents import HERE, Pieces, joined, pieces_of
 from dynamo_local.engine.vllm.kv.stream.server import (
@@ -24,10 +26,8 @@ from dynamo_local.engine.vllm.kv.stream.server import (
     StreamAddress,
     StreamServer,
     memory_of,
-    pack_address,
     pack_request,
     requests_of,
-    unpack_address,
 )
 
 # The reader's side of a stream: reads of one source, posted together and received in their order straight into the
@@ -288,11 +288,11 @@ class StreamAgent:
 
     def get_agent_metadata(self) -> bytes:
         """Say how this process is read. It has a secret."""
-        return pack_address(self._server.address)
+        return msgspec.msgpack.encode(self._server.address)
 
     def add_remote_agent(self, metadata: bytes) -> str:
         """Connect. Raises msgspec.DecodeError, and EngineError if it cannot be reached."""
-        address = unpack_address(metadata)
+        address = msgspec.msgpack.decode(metadata, type=StreamAddress)
         name = f"{address.host}:{address.port}-{address.fingerprint.hex()[:16]}"
         self.remove_remote_agent(name)
         self._connections[name] = Connection.open(address)

@@ -65,19 +65,6 @@ class StreamAddress(msgspec.Struct, frozen=True, array_like=True):
         return f"StreamAddress({self.host!r}, {self.port})"
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(StreamAddress)
-
-
-def pack_address(address: StreamAddress) -> bytes:
-    return _encoder.encode(address)
-
-
-def unpack_address(data: bytes) -> StreamAddress:
-    """Raises msgspec.DecodeError."""
-    return _decoder.decode(data)
-
-
 def requests_of(remote: Pieces) -> Iterator[tuple[slice, int]]:
     """Split a read into requests that a source takes: which pieces, and their bytes."""
     begin, size = 0, 0

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,12 +22,16 @@ from dynamo_local.engine.vllm.kv import agents
 from dynamo_local.engine.vllm.kv.agents import HERE, NetworkAgent, ReaderThread
 from dynamo_local.engine.vllm.kv.stream import agent, server
 from dynamo_local.engine.vllm.kv.stream.agent import StreamAgent
-from dynamo_local.engine.vllm.kv.stream.server import REPLY, REQUEST, Ranges, pack_address, requests_of, unpack_address
+from dynamo_local.engine.vllm.kv.stream.server import REPLY, REQUEST, Ranges, StreamAddress, requests_of
 
 HOST = "127.0.0.1"
 PIECE, COUNT = 4096, 64
 PATIENCE_S = 60.0
 SHORT_S = 0.3
+
+
+def address_in(metadata: bytes) -> StreamAddress:
+    return msgspec.msgpack.decode(metadata, type=StreamAddress)
 
 
 def nothing() -> None:
@@ -147,13 +152,13 @@ def test_another_certificate_is_told_no_secret(source: Source, monkeypatch: pyte
         return heard[-1]
 
     monkeypatch.setattr(server, "_receive", receive_and_note)
-    other = structs.replace(unpack_address(source.metadata), fingerprint=bytes(32))
+    other = structs.replace(address_in(source.metadata), fingerprint=bytes(32))
     with pytest.raises(EngineError, match="by its certificate"):
-        Reader(pack_address(other), source.address)
+        Reader(msgspec.msgpack.encode(other), source.address)
     # The source goes on serving those who know it, and hears them.
     reader = Reader(source.metadata, source.address)
     reader.read(5)
-    assert heard[0] == server.MAGIC + unpack_address(source.metadata).secret
+    assert heard[0] == server.MAGIC + address_in(source.metadata).secret
     reader.close()
 
 
@@ -166,7 +171,9 @@ def test_a_reader_that_asks_later_has_said_the_secret_at_once(source: Source) ->
 
 
 def test_who_does_not_know_the_secret_reads_nothing(source: Source) -> None:
-    stranger = Reader(pack_address(structs.replace(unpack_address(source.metadata), secret=bytes(32))), source.address)
+    stranger = Reader(
+        msgspec.msgpack.encode(structs.replace(address_in(source.metadata), secret=bytes(32))), source.address
+    )
     with pytest.raises(EngineError, match="cannot be read"):
         stranger.read(5)
     stranger.expect({})
@@ -271,7 +278,7 @@ def test_a_read_that_is_taken_back_is_not_written_to(source: Source, monkeypatch
 
 def test_strangers_are_left_and_readers_served(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_HELLO_S", SHORT_S)
-    where = (HOST, unpack_address(source.metadata).port)
+    where = (HOST, address_in(source.metadata).port)
     silent = [socket.create_connection(where) for _ in range(server.MOST_STRANGERS + 4)]
     for stranger, says in zip(silent, (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff", b"\0" * 9), strict=False):
         stranger.sendall(says)
@@ -297,7 +304,7 @@ def test_a_source_goes_on_where_threads_were_short(source: Source, monkeypatch: 
 
     monkeypatch.setattr(threading.Thread, "start", short)
     monkeypatch.setattr(source.agent._server, "_strangers", threading.BoundedSemaphore(1))
-    with socket.create_connection((HOST, unpack_address(source.metadata).port)) as first:
+    with socket.create_connection((HOST, address_in(source.metadata).port)) as first:
         first.settimeout(PATIENCE_S)
         assert _ends(first)
     reader = Reader(source.metadata, source.address)
@@ -308,7 +315,7 @@ def test_a_source_goes_on_where_threads_were_short(source: Source, monkeypatch: 
 
 @pytest.mark.parametrize("count", [0, server.MOST_PIECES + 1, 2**32 - 1])
 def test_a_request_of_no_size_ends_the_connection(source: Source, count: int) -> None:
-    address = unpack_address(source.metadata)
+    address = address_in(source.metadata)
     secured = agent._secured(address)
     secured.settimeout(PATIENCE_S)
     with secured:
@@ -330,18 +337,18 @@ def test_older_versions_of_tls_are_refused(source: Source) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    plain = socket.create_connection((HOST, unpack_address(source.metadata).port), PATIENCE_S)
+    plain = socket.create_connection((HOST, address_in(source.metadata).port), PATIENCE_S)
     with plain, pytest.raises(OSError, match=r"(?i)version|alert|reset|closed"):
         context.wrap_socket(plain)
 
 
 def test_metadata_is_checked_and_shows_no_secret(source: Source) -> None:
-    address = unpack_address(source.metadata)
+    address = address_in(source.metadata)
     assert address.secret.hex() not in repr(address)
     assert repr(address.secret) not in repr(address)
-    for wrong in (b"", b"\x93\x01", pack_address(structs.replace(address, port=0)), source.metadata[:-1]):
+    for wrong in (b"", b"\x93\x01", msgspec.msgpack.encode(structs.replace(address, port=0)), source.metadata[:-1]):
         with pytest.raises(DecodeError):
-            unpack_address(wrong)
+            address_in(wrong)
 
 
 def test_an_address_that_is_not_here_is_an_error() -> None:
