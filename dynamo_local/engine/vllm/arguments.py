@@ -1,6 +1,7 @@
 """vLLM's settings as configuration keys, known without importing vLLM (which takes many seconds).
 
-`arguments.json` is written by describe.py from the vLLM that the project pins; a contract test compares the two.
+`arguments.json` is written by scripts/describe_vllm.py from the vLLM that the project pins; a contract test compares
+the two.
 """
 
 from __future__ import annotations

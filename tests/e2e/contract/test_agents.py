@@ -28,9 +28,10 @@ from dynamo_local.engine.vllm.kv import agents, identity
 from dynamo_local.engine.vllm.kv.agents import MemoryAgent, NetworkAgent, ReaderThread, bind_transport
 from dynamo_local.engine.vllm.kv.pull.host import open_pull
 from dynamo_local.engine.vllm.kv.pull.messages import Description
+from dynamo_local.engine.vllm.kv.pull.worker import own_agent
 from dynamo_local.engine.vllm.kv.stream.agent import StreamAgent
 from dynamo_local.engine.vllm.launch import _set_up_transfer
-from dynamo_local.engine.vllm.patches.kv import memory_agents, network_agents, stream_agents
+from dynamo_local.engine.vllm.patches.kv import replaced_agents
 from tests.e2e.kv.agent_source import COUNT, PIECE, SAID, agent_of, pieces
 
 PATIENCE_S = 60.0
@@ -115,11 +116,10 @@ def test_all_that_vllm_does_with_an_agent_can_be_done_with_ours() -> None:
 
 def test_agents_are_replaced_for_a_while_only() -> None:
     worker: Any = importlib.import_module(NixlBaseConnectorWorker.__module__)
-    ours: list[tuple[Any, type]] = [(memory_agents, MemoryAgent), (network_agents, NetworkAgent)]
-    for replaced, kind in ours:
-        with replaced():
+    for device, kind in (("", MemoryAgent), ("eth1", NetworkAgent)):
+        with replaced_agents(own_agent(device, "", lambda: None)):
             assert worker.NixlWrapper is kind
-    with stream_agents("127.0.0.1", lambda: None):
+    with replaced_agents(own_agent("", "127.0.0.1", lambda: None)):
         assert isinstance(worker.NixlWrapper("reader", None), NetworkAgent)
     assert worker.NixlWrapper is NixlWrapper
     assert importlib.import_module("nixl._api").nixl_agent is NixlWrapper

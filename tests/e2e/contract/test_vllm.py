@@ -39,10 +39,10 @@ from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from vllm.v1.sample.ops.logprobs import batched_count_greater_than
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from dynamo_local.engine.vllm.describe import TARGET, describe
 from dynamo_local.engine.vllm.patches.tuning import disable_compilation, skip_memory_binding, wait_without_spinning
 from dynamo_local.engine.vllm.requests import wire
 from dynamo_local.engine.vllm.requests.wire import pack_logprobs
+from scripts.describe_vllm import TARGET, describe
 
 
 def core_request(params: SamplingParams | None, **changes: object) -> EngineCoreRequest:

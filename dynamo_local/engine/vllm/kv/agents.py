@@ -104,10 +104,32 @@ class Peer:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Stand in for NIXL's handle of a prepared list. `peer` is None for this process' own."""
+    """Stand in for NIXL's handle of a prepared list. `source`: where they are read; None for this process' own."""
 
-    peer: Peer | None
+    source: Any
     pieces: Pieces
+
+
+class OwnAgent:
+    """What agents have in common that stand in for one of NIXL's: lists of blocks in ordinary memory."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, Any] = {}
+        """Known agents: each can tell whether it is `alive`."""
+
+    def check_remote_metadata(self, name: str) -> bool:
+        """Whether it is worth while to read from there again."""
+        source = self._sources.get(name)
+        return source is not None and bool(source.alive())
+
+    def get_xfer_descs(self, blocks: Any, memory: str) -> Pieces:
+        return pieces_of(blocks)
+
+    def prep_xfer_dlist(self, name: str, pieces: Pieces) -> Blocks:
+        return Blocks(None if name == HERE else self._sources[name], pieces)
+
+    def release_dlist_handle(self, blocks: Blocks) -> None:
+        """Do nothing: no resource is held."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +141,13 @@ class Transfer:
     remote: Pieces
 
 
-class MemoryAgent:
+class MemoryAgent(OwnAgent):
     """Stand in for a NIXL agent, with all that vLLM's connector and `ReaderThread` use of one."""
 
     def __init__(self, name: str, config: object = None) -> None:
         """`config` is NIXL's."""
+        super().__init__()
         self.name = name
-        self._peers: dict[str, Peer] = {}
         _allow_reading()
 
     def get_reg_descs(self, ranges: Any, memory: str) -> Any:
@@ -145,33 +167,19 @@ class MemoryAgent:
         """Raises msgspec.DecodeError, and EngineError if that process has ended."""
         owner = _owner_decoder.decode(metadata)
         name = f"{owner.pid}-{owner.start_time}"
-        self._peers[name] = Peer(owner)
+        self._sources[name] = Peer(owner)
         return name
 
     def remove_remote_agent(self, name: str) -> None:
         """Forget an agent. The handle of its process is closed with the last list of its blocks."""
-        self._peers.pop(name, None)
-
-    def check_remote_metadata(self, name: str) -> bool:
-        """Whether it is worth while to read from there again."""
-        peer = self._peers.get(name)
-        return peer is not None and peer.alive()
-
-    def get_xfer_descs(self, blocks: Any, memory: str) -> Pieces:
-        return pieces_of(blocks)
-
-    def prep_xfer_dlist(self, name: str, pieces: Pieces) -> Blocks:
-        return Blocks(None if name == HERE else self._peers[name], pieces)
-
-    def release_dlist_handle(self, blocks: Blocks) -> None:
-        """Do nothing: no resource is held."""
+        self._sources.pop(name, None)
 
     def make_prepped_xfer(
         self, operation: str, local: Blocks, local_indices: Any, remote: Blocks, remote_indices: Any
     ) -> Transfer:
         assert operation == "READ"
-        assert remote.peer is not None
-        return Transfer(remote.peer, local.pieces[local_indices], remote.pieces[remote_indices])
+        assert remote.source is not None
+        return Transfer(remote.source, local.pieces[local_indices], remote.pieces[remote_indices])
 
     def transfer(self, transfer: Transfer) -> str:
         """Returns when everything has been copied. Raises EngineError."""

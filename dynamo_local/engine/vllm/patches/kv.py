@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dynamo_local.engine.kv.cache_log import CacheLog
-from dynamo_local.engine.vllm.kv.agents import MemoryAgent, NetworkAgent
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -119,47 +118,17 @@ def _noting_map(group: int, log: CacheLog) -> Callable[[Any], Any]:
     return NotingMap
 
 
-# Agents of our own in the place of NIXL's, for engines on a CPU: those that copy from other processes' memory
-# (kv/agents.py), and those that are read by other machines as well (kv/agents.py), by NIXL or on a stream
-# (kv/stream).
+# Agents of our own in the place of NIXL's, for engines on a CPU (kv/agents.py).
 
 
 @contextmanager
-def memory_agents() -> Iterator[None]:
-    """Give connectors of vLLM that are made within an agent that reads on this machine instead of NIXL's."""
-    with _agents(MemoryAgent):
-        yield
-
-
-@contextmanager
-def network_agents() -> Iterator[None]:
-    """Give connectors of vLLM that are made within an agent that reads on other machines as well instead of NIXL's."""
-    with _agents(NetworkAgent):
-        yield
-
-
-@contextmanager
-def stream_agents(host: str, prepare: Callable[[], None]) -> Iterator[None]:
-    """The same with an agent that reads on other machines by streams, and serves them at this address. `prepare` is
-    called in each thread of its own. Making one raises EngineError if it cannot listen there."""
-
-    # Imported here: what makes certificates takes a while to import.
-    from dynamo_local.engine.vllm.kv.stream.agent import StreamAgent
-
-    def made(name: str, config: object = None) -> NetworkAgent:
-        return NetworkAgent(name, config, StreamAgent(host, prepare))
-
-    with _agents(made):
-        yield
-
-
-@contextmanager
-def _agents(kind: Callable[..., Any]) -> Iterator[None]:
+def replaced_agents(make: Callable[..., Any]) -> Iterator[None]:
+    """Give connectors of vLLM that are made within what `make` returns of a name and NIXL's configuration."""
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
 
     module: Any = base_worker
     original = module.NixlWrapper
-    module.NixlWrapper = kind
+    module.NixlWrapper = make
     try:
         yield
     finally:

@@ -163,7 +163,7 @@ def test_what_was_copied_from_a_successor_does_not_count(victim: Source, source:
     reader = Reader(victim)
     victim.process.kill()
     victim.process.wait()
-    peer = reader.remote.peer
+    peer = reader.remote.source
     peer.pid = source.process.pid
     reader.remote.pieces[:, 0] = source.address
     with pytest.raises(EngineError, match="has ended"):

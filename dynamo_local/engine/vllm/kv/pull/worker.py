@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Any
 
 import msgspec
 from vllm.config import VllmConfig
@@ -32,10 +33,10 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from dynamo_local.core.errors import EngineError
-from dynamo_local.engine.vllm.kv.agents import ReaderThread, bind_transport
+from dynamo_local.engine.vllm.kv.agents import MemoryAgent, NetworkAgent, ReaderThread, bind_transport
 from dynamo_local.engine.vllm.kv.pull.messages import CPU_TUNING, HOST_PID, NET_DEVICE, STREAM_HOST
 from dynamo_local.engine.vllm.kv.pull.metadata import PullMetadata, ReadReport
-from dynamo_local.engine.vllm.patches.kv import memory_agents, network_agents, stream_agents
+from dynamo_local.engine.vllm.patches.kv import replaced_agents
 from dynamo_local.engine.vllm.patches.tuning import sleeping_progress_threads
 
 logger = init_logger(__name__)
@@ -242,16 +243,20 @@ def _agents(net_device: str, stream_host: str, beside: Callable[[], None], *, tu
         bind_transport(net_device, only_tcp=on_cpu)
     with ExitStack() as stack:
         if on_cpu:
-            stack.enter_context(_cpu_agents(net_device, stream_host, beside))
+            stack.enter_context(replaced_agents(own_agent(net_device, stream_host, beside)))
         if tuned and (net_device or not on_cpu):
             stack.enter_context(sleeping_progress_threads())
         yield
 
 
-def _cpu_agents(net_device: str, stream_host: str, beside: Callable[[], None]) -> AbstractContextManager[None]:
-    if stream_host:
-        return stream_agents(stream_host, beside)
-    return network_agents() if net_device else memory_agents()
+def own_agent(net_device: str, stream_host: str, beside: Callable[[], None]) -> Callable[..., Any]:
+    """Return what makes the agent of an engine on a CPU. It raises EngineError if it cannot listen at `stream_host`."""
+    if not stream_host:
+        return NetworkAgent if net_device else MemoryAgent
+    # Imported here: what makes certificates takes a while to import.
+    from dynamo_local.engine.vllm.kv.stream.agent import StreamAgent
+
+    return lambda name, config=None: NetworkAgent(name, config, StreamAgent(stream_host, beside))
 
 
 def _remote_of(meta: ReqMeta) -> RemoteMeta:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from dynamo_local.core.errors import EngineError
-from dynamo_local.engine.vllm.kv.agents import HERE, Pieces, joined, pieces_of
+from dynamo_local.engine.vllm.kv.agents import Blocks, OwnAgent, Pieces, joined
 from dynamo_local.engine.vllm.kv.stream.server import (
     MAGIC,
     REPLY,
@@ -249,30 +249,22 @@ def _context() -> ssl.SSLContext:
 
 
 @dataclass(frozen=True)
-class _Blocks:
-    """Stand in for NIXL's handle of a prepared list. `connection` is None for this process' own."""
-
-    connection: Connection | None
-    pieces: Pieces
-
-
-@dataclass(frozen=True)
 class _Transfer:
     connection: Connection
     read: StreamRead
 
 
-class StreamAgent:
+class StreamAgent(OwnAgent):
     """Stand in for a NIXL agent, as `MemoryAgent`. Memory is ordinary memory."""
 
     def __init__(self, host: str, prepare: Callable[[], None]) -> None:
         """`host`: address of this machine at which others reach it. `prepare` is called in each thread that serves.
         Raises EngineError."""
+        super().__init__()
         try:
             self._server = StreamServer(host, prepare)
         except OSError as error:
             raise EngineError(f"KV cannot be served at {host}: {error}") from error
-        self._connections: dict[str, Connection] = {}
 
     def get_reg_descs(self, ranges: Any, memory: str) -> list[Range]:
         """`ranges` are rows of address, length, device and a name."""
@@ -295,34 +287,20 @@ class StreamAgent:
         address = msgspec.msgpack.decode(metadata, type=StreamAddress)
         name = f"{address.host}:{address.port}-{address.fingerprint.hex()[:16]}"
         self.remove_remote_agent(name)
-        self._connections[name] = Connection.open(address)
+        self._sources[name] = Connection.open(address)
         return name
 
     def remove_remote_agent(self, name: str) -> None:
-        if (connection := self._connections.pop(name, None)) is not None:
+        if (connection := self._sources.pop(name, None)) is not None:
             connection.close()
 
-    def check_remote_metadata(self, name: str) -> bool:
-        """Whether it is worth while to read from there again."""
-        connection = self._connections.get(name)
-        return connection is not None and connection.alive()
-
-    def get_xfer_descs(self, blocks: Any, memory: str) -> Pieces:
-        return pieces_of(blocks)
-
-    def prep_xfer_dlist(self, name: str, pieces: Pieces) -> _Blocks:
-        return _Blocks(None if name == HERE else self._connections[name], pieces)
-
-    def release_dlist_handle(self, blocks: _Blocks) -> None:
-        """Do nothing: no resource is held."""
-
     def make_prepped_xfer(
-        self, operation: str, local: _Blocks, local_indices: Any, remote: _Blocks, remote_indices: Any
+        self, operation: str, local: Blocks, local_indices: Any, remote: Blocks, remote_indices: Any
     ) -> _Transfer:
         assert operation == "READ"
-        assert remote.connection is not None
+        assert remote.source is not None
         pieces = joined(local.pieces[local_indices], remote.pieces[remote_indices])
-        return _Transfer(remote.connection, StreamRead(*pieces))
+        return _Transfer(remote.source, StreamRead(*pieces))
 
     def transfer(self, transfer: _Transfer) -> str:
         """Ask for it. Raises EngineError."""
@@ -340,6 +318,6 @@ class StreamAgent:
 
     def close(self) -> None:
         """End all connections, and serve no more."""
-        for name in list(self._connections):
+        for name in list(self._sources):
             self.remove_remote_agent(name)
         self._server.close()

@@ -1,4 +1,4 @@
-"""`python -m dynamo_local.engine.vllm.describe`: write arguments.json from the vLLM that is installed."""
+"""`python -m scripts.describe_vllm`: write engine/vllm/arguments.json from the vLLM that is installed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.version import __version__  # type: ignore[attr-defined]
 
+from dynamo_local.engine.vllm import arguments
 from dynamo_local.engine.vllm.arguments import VllmKey
 from dynamo_local.sdk.config.schema import Kind
 
-TARGET = Path(__file__).with_name("arguments.json")
+TARGET = Path(arguments.__file__).with_name("arguments.json")
 
 _KINDS: dict[str, Kind] = {
     "int": "int",
