@@ -90,32 +90,27 @@ def request_of(
     """Convert a request of vLLM's OpenAI server to one of ours. `lora`: the engines can have LoRA adapters.
     `adapter_keys`: by vLLM's number, what workers know adapters by that they do not know by name. Raises
     BadRequestError for what cannot be carried."""
-    ours = _request_of(core_request, lora=lora)
-    given = core_request.lora_request
-    if given is None:
-        return ours
-    return msgspec.structs.replace(ours, adapter=adapter_keys.get(given.lora_int_id, given.lora_name))
-
-
-def _request_of(core_request: EngineCoreRequest, *, lora: bool) -> Request:
-    params = core_request.sampling_params
     _check_prompt(core_request)
-    if core_request.pooling_params is not None:
-        return _request(core_request, pack_params(core_request.pooling_params), survival=Survival(), pools=True)
-    if params is None:
-        raise BadRequestError("the request asks neither for tokens nor for a pooled output")
-    if params.prompt_logprob_token_ids is not None:
-        raise BadRequestError("prompt_logprob_token_ids is not supported")
-    if lora:
-        _check_beside_adapters(params)
-    # For log-probabilities of the prompt, vLLM computes it whole, whatever is cached.
-    elsewhere = params.prompt_logprobs is None
-    return _request(
-        core_request,
-        _sampling_at(params),
-        survival=survival_of(params),
-        max_tokens=params.max_tokens,
-        prefill_elsewhere=elsewhere,
+    assert core_request.prompt_token_ids is not None
+    pooling, given = core_request.pooling_params, core_request.lora_request
+    params = core_request.sampling_params if pooling is None else None
+    return Request(
+        request_id=core_request.request_id,
+        prompt_token_ids=core_request.prompt_token_ids,
+        sampling=_sampling_of(params, lora=lora) if pooling is None else pack_params(pooling),
+        arrival_time=core_request.arrival_time,
+        priority=core_request.priority,
+        cache_salt=core_request.cache_salt,
+        reasoning_ended=core_request.reasoning_ended,
+        reasoning_parser_kwargs=_packed(core_request.reasoning_parser_kwargs),
+        session_id=core_request.session_id,
+        trace_headers=core_request.trace_headers,
+        survival=Survival() if params is None else survival_of(params),
+        max_tokens=None if params is None else params.max_tokens,
+        pools=pooling is not None,
+        # For log-probabilities of the prompt, vLLM computes it whole, whatever is cached.
+        prefill_elsewhere=params is not None and params.prompt_logprobs is None,
+        adapter=None if given is None else adapter_keys.get(given.lora_int_id, given.lora_name),
     )
 
 
@@ -130,34 +125,6 @@ def _check_prompt(core_request: EngineCoreRequest) -> None:
         raise BadRequestError("prompts that are sent in parts are not supported")
 
 
-def _request(
-    core_request: EngineCoreRequest,
-    sampling: Sampling,
-    *,
-    survival: Survival,
-    max_tokens: int | None = None,
-    pools: bool = False,
-    prefill_elsewhere: bool = False,
-) -> Request:
-    assert core_request.prompt_token_ids is not None
-    return Request(
-        request_id=core_request.request_id,
-        prompt_token_ids=core_request.prompt_token_ids,
-        sampling=sampling,
-        arrival_time=core_request.arrival_time,
-        priority=core_request.priority,
-        cache_salt=core_request.cache_salt,
-        reasoning_ended=core_request.reasoning_ended,
-        reasoning_parser_kwargs=_packed(core_request.reasoning_parser_kwargs),
-        session_id=core_request.session_id,
-        trace_headers=core_request.trace_headers,
-        survival=survival,
-        max_tokens=max_tokens,
-        pools=pools,
-        prefill_elsewhere=prefill_elsewhere,
-    )
-
-
 def _packed(kwargs: dict[str, Any] | None) -> bytes | None:
     """Encode a client's arguments of the chat template. Raises BadRequestError."""
     if kwargs is None:
@@ -168,7 +135,15 @@ def _packed(kwargs: dict[str, Any] | None) -> bytes | None:
         raise BadRequestError(f"chat_template_kwargs cannot be sent to an engine: {error}") from error
 
 
-def _sampling_at(params: SamplingParams) -> Sampling:
+def _sampling_of(params: SamplingParams | None, *, lora: bool) -> Sampling:
+    """Encode a client's parameters. Raises BadRequestError for what cannot be carried."""
+    if params is None:
+        raise BadRequestError("the request asks neither for tokens nor for a pooled output")
+    if params.prompt_logprob_token_ids is not None:
+        raise BadRequestError("prompt_logprob_token_ids is not supported")
+    if lora:
+        _check_beside_adapters(params)
+
     def encode(position: int, at_most: int | None = None) -> bytes:
         if position == 0 and at_most is None:
             return _sampling_encoder.encode(params)
