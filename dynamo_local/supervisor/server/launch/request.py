@@ -14,9 +14,8 @@ import msgspec
 from dynamo_local.core.endpoints.adapters import settings_of
 from dynamo_local.core.endpoints.spec import SERVED_NAME, EndpointSpec, served_names
 from dynamo_local.core.errors import ConfigError, UsageError
-from dynamo_local.engine.vllm.arguments import OF_SERVER, every_argument
+from dynamo_local.engine.vllm.arguments import OF_SERVER, REFUSED_VARIABLES, every_argument
 from dynamo_local.engine.vllm.command_line import flag_of
-from dynamo_local.engine.vllm.variables import REFUSED
 from dynamo_local.sdk.config.configuration import resolve
 from dynamo_local.sdk.config.resolved import ResolvedGraph
 from dynamo_local.sdk.config.schema import canonical, check_variables
@@ -119,7 +118,7 @@ class ServeRequest:
 
     def check(self, environ: Mapping[str, str]) -> None:
         """Raise UsageError or ConfigError for what cannot be asked for: processes would only fail."""
-        check_variables(environ, REFUSED)
+        check_variables(environ, REFUSED_VARIABLES)
         for spec in self.endpoints:
             try:
                 check_settings(spec)
