@@ -30,8 +30,8 @@ from dynamo_local.bus.address import BusAddress
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError
-from dynamo_local.core.planning.decide import decide
 from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.planning.steps import step
 from dynamo_local.core.planning.window import Claim, aggregate, observe
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.tasks import TaskGuard
@@ -157,8 +157,8 @@ def _looks(workers: int, number: int) -> list[float]:
     taken = []
     for look in range(number):
         begun = time.thread_time()
-        window = aggregate([observe(float(look), claims, presences, presences, None, templates, workers)])
-        decide(window, (), options, float(look))
+        window = aggregate([observe(float(look), claims, presences, presences, None, templates)])
+        step(window, (), options, workers)
         taken.append(time.thread_time() - begun)
     return taken
 

@@ -185,7 +185,7 @@ _MODEL_ENDPOINT: Mapping[str, str] = {
     "awake": "When it is awake without a request.",
     "forecast": "Whether it is awake at times at which it was often used.",
     "requests_per_worker": "What policy `concurrency` aims at.",
-    "policy": "Policy of scaling: `concurrency`, `load` or `freeness`.",
+    "policy": "Policy of scaling: `concurrency`, `load`, `freeness` or `dynamo`.",
     "labels": "Labels: texts by name.",
     "replace": "Whether the old workers may end before the new ones are ready.",
     "roll": "Of an adapter: whether arguments of its base that leave no room for it may be changed.",

@@ -15,17 +15,9 @@ from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.http.json_text import as_line
 from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.names import FIRST_OF_MAIN
-from dynamo_local.core.planning.actions import Action, ActionOutcome
-from dynamo_local.core.planning.decision import Decision, describe
-from dynamo_local.core.planning.endpoints.decision import (
-    EndpointDecision,
-    EndpointRecorder,
-    EndpointsObservation,
-    OrderOutcome,
-    RoleVerdict,
-)
+from dynamo_local.core.planning.actions import Action, ActionOutcome, Outcome
+from dynamo_local.core.planning.decision import Decision, Recorder, Verdict, describe
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.window import Observation
 from state.paths import StatePaths
 
 _log = logging.getLogger(__name__)
@@ -38,8 +30,9 @@ _OF_GRAPH = frozenset({"model", "acts"})
 """Fields of `about` that say something of the graph's own model and of decisions about its workers."""
 
 
-class DecisionLog:
-    """Appends decisions to `path`. `about`: fields of each line. Disk errors are logged, and the planner goes on."""
+class DecisionLog(Recorder):
+    """Appends decisions to `path`; event files have the pulls. `about`: fields of each line. Disk errors are logged,
+    and the planner goes on."""
 
     def __init__(
         self,
@@ -52,6 +45,7 @@ class DecisionLog:
         """Raises ConfigError if nothing can be written there."""
         self.path = path
         self._about = dict(about)
+        self._about_others = {name: value for name, value in about.items() if name not in _OF_GRAPH}
         self._max_bytes = max_bytes
         self._wall_clock = wall_clock
         self._broken = False
@@ -63,28 +57,14 @@ class DecisionLog:
                 f"cannot write decisions to {path}: {error.strerror}", "choose another log-dir"
             ) from error
 
-    def observed(self, observation: Observation) -> None:
-        """Do nothing: pulls are too many for this file, and event files have them."""
-
-    def decided(self, decision: Decision, outcomes: Sequence[ActionOutcome]) -> None:
+    def decided(self, decision: Decision, outcomes: Sequence[Outcome]) -> None:
         """Append a line of a few hundred bytes."""
-        self._write({**self._about, **fields_of(decision, outcomes)})
+        about = self._about if decision.by_actions else self._about_others
+        self._write({**about, **fields_of(decision, outcomes)})
 
-    def endpoints_observed(self, observation: EndpointsObservation, decisions: Sequence[EndpointDecision]) -> None:
-        """Do nothing, as in `observed`."""
-
-    def endpoint_decided(self, decision: EndpointDecision, outcome: OrderOutcome | None) -> None:
+    def changed(self, event: Event) -> None:
         """Append a line of a few hundred bytes."""
-        about = {name: value for name, value in self._about.items() if name not in _OF_GRAPH}
-        self._write({**about, **fields_of_endpoint(decision, outcome)})
-
-    def endpoint_changed(self, event: Event) -> None:
-        """Append a line of a few hundred bytes."""
-        about = {name: value for name, value in self._about.items() if name not in _OF_GRAPH}
-        self._write({**about, **fields_of_change(event)})
-
-    def close(self) -> None:
-        """Do nothing: no file is held open."""
+        self._write({**self._about_others, **fields_of_change(event)})
 
     def _write(self, fields: Mapping[str, Any]) -> None:
         line = as_line(msgspec.json.encode({"time": self._wall_clock(), **fields}))
@@ -107,36 +87,25 @@ class DecisionLog:
         self.path.write_bytes(line)
 
 
-def fields_of(decision: Decision, outcomes: Sequence[ActionOutcome]) -> dict[str, Any]:
+def fields_of(decision: Decision, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Return a decision as the fields of its line. Unknown numbers are null."""
-    return {
-        "at": decision.at,
-        "policy": decision.policy,
-        "devices": decision.devices,
-        "max_devices": decision.max_devices,
-        "roles": [
-            {"role": verdict.role, "wanted": verdict.wanted, "reason": verdict.reason, **verdict.figures}
-            for verdict in decision.verdicts
-        ],
-        "actions": [_action(action) for action in decision.actions],
-        "outcomes": [_outcome(outcome) for outcome in outcomes],
-        "text": decision.text,
-    }
-
-
-def fields_of_endpoint(decision: EndpointDecision, outcome: OrderOutcome | None) -> dict[str, Any]:
-    """Return a decision about an endpoint as the fields of its line. Unknown numbers are null."""
-    order = decision.order
-    return {
-        "endpoint": decision.endpoint,
-        "acts": decision.acts,
+    fields = {
         "at": decision.at,
         "policy": decision.policy,
         "devices": decision.devices,
         "max_devices": decision.max_devices,
         "roles": [_role(verdict) for verdict in decision.verdicts],
+    }
+    if decision.by_actions:
+        actions, became = [_action(action) for action in decision.actions], [_outcome(each) for each in outcomes]
+        return {**fields, "actions": actions, "outcomes": became, "text": decision.text}
+    order = decision.order
+    return {
+        "endpoint": decision.endpoint,
+        "acts": decision.acts,
+        **fields,
         "order": None if order is None else {"workers": order.workers, "prefill_workers": order.prefill_workers},
-        "outcome": None if outcome is None else {"done": outcome.done, "note": outcome.note},
+        "outcome": _outcome(outcomes[0]) if outcomes else None,
         "text": decision.text,
     }
 
@@ -154,17 +123,12 @@ def fields_of_change(event: Event) -> dict[str, Any]:
     return fields
 
 
-def _role(verdict: RoleVerdict) -> dict[str, Any]:
-    return {
-        "role": verdict.role,
-        "ordered": verdict.ordered,
-        "wanted": verdict.wanted,
-        "gets": verdict.gets,
-        "order": verdict.order,
-        "ready": verdict.ready,
-        "reason": verdict.reason,
-        **verdict.figures,
-    }
+def _role(verdict: Verdict) -> dict[str, Any]:
+    count = verdict.count
+    numbers: dict[str, int | None] = {"wanted": verdict.wanted}
+    if count is not None:
+        numbers = {"ordered": count.ordered, **numbers, "gets": count.gets, "order": count.order, "ready": count.ready}
+    return {"role": verdict.role, **numbers, "reason": verdict.reason, **verdict.figures}
 
 
 def _action(action: Action) -> dict[str, Any]:
@@ -173,7 +137,9 @@ def _action(action: Action) -> dict[str, Any]:
     return {name: value for name, value in msgspec.to_builtins(action).items() if value not in left_out}
 
 
-def _outcome(outcome: ActionOutcome) -> dict[str, Any]:
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    if not isinstance(outcome, ActionOutcome):
+        return {"done": outcome.done, "note": outcome.note}
     return {
         "action": describe(outcome.action),
         "done": outcome.done,
@@ -186,7 +152,7 @@ def _outcome(outcome: ActionOutcome) -> dict[str, Any]:
 # Chooses the planner's recorders on disk by its options.
 
 
-def recorders_of(options: PlannerOptions, paths: StatePaths) -> tuple[EndpointRecorder, ...]:
+def recorders_of(options: PlannerOptions, paths: StatePaths) -> tuple[Recorder, ...]:
     """Return a decision log, in log-dir or beside the server's logs, and with a log-dir a TensorBoard recorder too.
 
     Raises ConfigError if the folder cannot be written to.

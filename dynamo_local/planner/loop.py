@@ -1,48 +1,43 @@
-"""The planner's loops, for the graph's own workers and for those of endpoints: pull, decide, act, record.
-
-The decisions themselves are made in core/planning."""
+"""The planner's loop: pull, decide, act, record. The decisions themselves are made in core/planning."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 
 from dynamo_local.core.errors import DynamoError
 from dynamo_local.core.messages.endpoints import EndpointStatus
-from dynamo_local.core.planning.actions import Action, ActionOutcome, AddWorker, DeviceLimits, roles_of
-from dynamo_local.core.planning.decide import decide
-from dynamo_local.core.planning.decision import Decision, Recorder, describe, event_of
-from dynamo_local.core.planning.endpoints.decide import Memories
-from dynamo_local.core.planning.endpoints.decide import decide as decide_on_endpoints
-from dynamo_local.core.planning.endpoints.decision import (
-    EndpointDecision,
-    EndpointRecorder,
-    EndpointsObservation,
+from dynamo_local.core.planning.actions import (
+    Action,
+    ActionOutcome,
     OrderOutcome,
+    Outcome,
     ScaleEndpoint,
 )
+from dynamo_local.core.planning.decide import Memories, decide
+from dynamo_local.core.planning.decision import Decision, Recorder, describe, event_of
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.proposals import held_after
-from dynamo_local.core.planning.window import History, Observation, Window, aggregate, remember
-from dynamo_local.planner.metrics import Promised
+from dynamo_local.core.planning.window import Observation
 
 _log = logging.getLogger(__name__)
 
 Pull = Callable[[], Awaitable[Observation]]
-TakeAction = Callable[[Action, DeviceLimits, str], Awaitable[ActionOutcome]]
-"""Has an action carried out, and returns once it is complete or undone: an added worker takes requests by then, a
-removed one has ended and its devices are free. The text: for what reasons. Raises DynamoError."""
-OnAction = Callable[[Action | None], None]
+TakeAction = Callable[[Action, int, str], Awaitable[ActionOutcome]]
+"""Has an action carried out within a number of devices for all workers, and returns once it is complete or undone: an
+added worker takes requests by then, a removed one has ended and its devices are free. The text: for what reasons.
+Raises DynamoError."""
+Scale = Callable[[ScaleEndpoint], Awaitable[tuple[OrderOutcome, EndpointStatus | None]]]
+"""Gives an order. Returns what became of it, and the endpoint's status after it if it is carried out."""
 
 
 class PlannerLoop:
-    """Watches one server and acts on its workers, one action at a time.
+    """Watches the endpoints of one server, and has their workers changed.
 
-    While an action is under way nothing is pulled: workers that come and go make the metrics meaningless. `on_action`
-    is called with each action when it begins, and with None when all are over.
+    Numbers are ordered at every pull: the server starts and ends the workers after its answer. Actions are taken one at
+    a time, which may last minutes; meanwhile the loop goes on for the other endpoints.
     """
 
     def __init__(
@@ -50,157 +45,93 @@ class PlannerLoop:
         options: PlannerOptions,
         pull: Pull,
         take_action: TakeAction,
-        recorders: Sequence[Recorder] = (),
-        on_action: OnAction = lambda _: None,
-        promised: Promised | None = None,
-    ) -> None:
-        self._options = options
-        self._pull = pull
-        self._take_action = take_action
-        self._recorders = tuple(recorders)
-        self._on_action = on_action
-        self._history: History = ()
-        self._gist: tuple[str, ...] = ()
-        """The gist of the last decision."""
-        self.promised = promised or Promised()
-
-    async def run(self) -> None:
-        """Plan until cancelled. Raises NotRunningError when the server has ended."""
-        while True:
-            await self.adjust()
-
-    async def adjust(self) -> Decision:
-        """Watch for one adjustment interval, then decide and act."""
-        window = aggregate(await self._watch_for_an_interval())
-        decision = decide(window, self._history, self._options, time.monotonic())
-        self._log_decision(decision)
-        outcomes: list[ActionOutcome] = []
-        try:
-            if not self._options.no_operation:
-                self.promised.own = held_after(window, decision.actions, self._options)
-                await self._carry_out(decision, outcomes)
-        finally:
-            # Also if the planner is stopped meanwhile: actions that have begun must be on record.
-            for recorder in self._recorders:
-                recorder.decided(decision, outcomes)
-        self._history = remember(self._history, _with_outcomes(window, outcomes), self._options)
-        return decision
-
-    def _log_decision(self, decision: Decision) -> None:
-        """Log a decision with actions. A planner that only observes would repeat it at each interval."""
-        repeats, self._gist = decision.gist == self._gist, decision.gist
-        if decision.actions and (decision.acts or not repeats):
-            _log.info("%s", decision.text)
-        elif not decision.actions:
-            _log.debug("%s", decision.text)
-
-    async def _watch_for_an_interval(self) -> list[Observation]:
-        """Pull until the interval is over. The last pull is made at its end."""
-        begun = time.monotonic()
-        end = begun + self._options.adjustment_interval
-        pulls = [await self._observe()]
-        while (left := end - time.monotonic()) > 0:
-            await asyncio.sleep(min(self._options.metric_pulling_interval, left))
-            pulls.append(await self._observe())
-        return pulls
-
-    async def _observe(self) -> Observation:
-        observation = await self._pull()
-        for recorder in self._recorders:
-            recorder.observed(observation)
-        return observation
-
-    async def _carry_out(self, decision: Decision, outcomes: list[ActionOutcome]) -> None:
-        limits = DeviceLimits(decision.max_devices)
-        try:
-            for action in decision.actions:
-                outcomes.append(await self._apply(action, limits, decision.reasons))
-        finally:
-            self.promised.own = 0.0
-            self._on_action(None)
-
-    async def _apply(self, action: Action, limits: DeviceLimits, why: str) -> ActionOutcome:
-        self._on_action(action)
-        begun = time.monotonic()
-        try:
-            outcome = await self._take_action(action, limits, why)
-        except DynamoError as error:
-            # Recorded like an action that was undone. The next pull shows whether the server still runs.
-            outcome = ActionOutcome(action, False, None, str(error), time.monotonic() - begun)
-        event = event_of(outcome, "")
-        level = logging.INFO if outcome.done else logging.WARNING
-        _log.log(level, "%s: %s", event.watcher or describe(action), event.what)
-        return outcome
-
-
-def _with_outcomes(window: Window, outcomes: Sequence[ActionOutcome]) -> Window:
-    failed = frozenset(role for outcome in outcomes if not outcome.done for role in roles_of(outcome.action))
-    added = frozenset(
-        outcome.action.role for outcome in outcomes if outcome.done and isinstance(outcome.action, AddWorker)
-    )
-    return replace(window, failed=failed, added=added)
-
-
-# For endpoints.
-
-Scale = Callable[[ScaleEndpoint], Awaitable[tuple[OrderOutcome, EndpointStatus | None]]]
-"""Gives an order. Returns what became of it, and the endpoint's status after it if it is carried out."""
-
-
-class EndpointsLoop:
-    """Decides at every pull how many workers each endpoint has, and orders them.
-
-    The server starts and ends the workers after its answer, so that no change holds this loop up.
-    """
-
-    def __init__(
-        self,
-        options: PlannerOptions,
-        pull: Callable[[], Awaitable[EndpointsObservation]],
         scale: Scale,
-        recorders: Sequence[EndpointRecorder] = (),
-        promised: Promised | None = None,
+        recorders: Sequence[Recorder] = (),
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
         self._pull = pull
+        self._take_action = take_action
         self._scale = scale
         self._recorders = tuple(recorders)
         self._clock = clock
         self._memories: Memories = {}
         self._gists: dict[str, tuple[str, ...]] = {}
-        """By endpoint, the gist of the last decision that was recorded."""
-        self.promised = promised or Promised()
+        """By endpoint, the gist of its last decision."""
+        self._acting: dict[str, asyncio.Task[list[ActionOutcome]]] = {}
+        """By endpoint, the actions that are under way, or over since the last pull."""
 
     async def run(self) -> None:
         """Plan until cancelled. Raises NotRunningError when the server has ended."""
-        while True:
-            await self.turn()
-            await asyncio.sleep(self._options.metric_pulling_interval)
+        try:
+            while True:
+                decisions = await self.turn()
+                await asyncio.sleep(self._pause_s(decisions))
+        finally:
+            await self.close()
 
-    async def turn(self) -> tuple[EndpointDecision, ...]:
-        """Pull once, decide, and give the orders."""
+    async def turn(self) -> tuple[Decision, ...]:
+        """Pull once, decide, and give the orders. Actions begin, and go on after the return."""
+        self._note_what_was_done()
         observation = await self._pull()
-        planned = decide_on_endpoints(observation, self._memories, self._options)
-        self._memories, self.promised.endpoints = planned.memories, float(planned.devices)
+        planned = decide(observation, self._memories, self._options)
+        self._memories = planned.memories
         for recorder in self._recorders:
-            recorder.endpoints_observed(observation, planned.decisions)
+            recorder.observed(observation, planned.decisions)
         await asyncio.gather(*(self._carry_out(decision, observation.board) for decision in planned.decisions))
-        gone = self._gists.keys() - {decision.endpoint for decision in planned.decisions}
-        for endpoint in gone:
-            del self._gists[endpoint]
+        kept = {decision.endpoint for decision in planned.decisions}
+        kept |= {seen.name for seen in observation.endpoints if seen.by_actions}
+        self._gists = {endpoint: gist for endpoint, gist in self._gists.items() if endpoint in kept}
         return planned.decisions
 
-    async def _carry_out(self, decision: EndpointDecision, board: int) -> None:
-        order = decision.order if decision.acts else None
-        if order is None and self._gists.get(decision.endpoint) == decision.gist:
-            return
+    async def close(self) -> None:
+        """Wait for no action any more, and record the decisions whose actions have begun."""
+        for acting in self._acting.values():
+            acting.cancel()
+        await asyncio.gather(*self._acting.values(), return_exceptions=True)
+
+    def _pause_s(self, decisions: Sequence[Decision]) -> float:
+        """Seconds until the next pull. An interval ends with a pull at its very end, and the next one begins there."""
+        if any(decision.by_actions for decision in decisions):
+            return 0.0
+        begun = min((memory.pulls[0].at for memory in self._memories.values() if memory.pulls), default=math.inf)
+        left = begun + self._options.adjustment_interval - self._clock()
+        return max(0.0, min(self._options.metric_pulling_interval, left))
+
+    def _note_what_was_done(self) -> None:
+        for endpoint in [each for each, acting in self._acting.items() if acting.done()]:
+            memory = self._memories[endpoint].acted(self._acting.pop(endpoint).result())
+            self._memories = {**self._memories, endpoint: memory}
+
+    async def _carry_out(self, decision: Decision, board: int) -> None:
+        repeats = self._gists.get(decision.endpoint) == decision.gist
         self._gists[decision.endpoint] = decision.gist
-        outcome = None if order is None else await self._give(order, board)
-        _log_decision(decision, outcome)
+        order = decision.order if decision.acts else None
+        if decision.by_actions:
+            _log_decision(decision, repeats)
+            if decision.acts and decision.actions:
+                self._acting[decision.endpoint] = asyncio.create_task(self._act(decision), name="planner's actions")
+            else:
+                self._record(decision, ())
+        elif order is not None:
+            outcome = await self._give(order, board)
+            if outcome.done:
+                _log_decision(decision, repeats)
+            else:
+                _log.warning("%s: not done: %s", decision.text, outcome.note)
+            self._record(decision, (outcome,))
+        elif not repeats:
+            _log_decision(decision, repeats)
+            self._record(decision, ())
+
+    def _record(self, decision: Decision, outcomes: Sequence[Outcome]) -> None:
         for recorder in self._recorders:
-            recorder.endpoint_decided(decision, outcome)
+            recorder.decided(decision, outcomes)
+
+    def _note(self, action: Action | None) -> None:
+        for recorder in self._recorders:
+            recorder.acting(action)
 
     async def _give(self, order: ScaleEndpoint, board: int) -> OrderOutcome:
         outcome, status = await self._scale(order)
@@ -212,11 +143,34 @@ class EndpointsLoop:
         self._memories = {**self._memories, order.name: memory}
         return outcome
 
+    async def _act(self, decision: Decision) -> list[ActionOutcome]:
+        outcomes: list[ActionOutcome] = []
+        try:
+            for action in decision.actions:
+                outcomes.append(await self._apply(action, decision))
+        finally:
+            self._note(None)
+            # Also if the planner is stopped meanwhile: actions that have begun must be on record.
+            self._record(decision, outcomes)
+        return outcomes
 
-def _log_decision(decision: EndpointDecision, outcome: OrderOutcome | None) -> None:
-    if outcome is not None and not outcome.done:
-        _log.warning("%s: not done: %s", decision.text, outcome.note)
-    elif decision.order is not None:
-        _log.info("%s", decision.text)
-    else:
+    async def _apply(self, action: Action, decision: Decision) -> ActionOutcome:
+        self._note(action)
+        begun = time.monotonic()
+        try:
+            outcome = await self._take_action(action, decision.max_devices, decision.reasons)
+        except DynamoError as error:
+            # Recorded like an action that was undone. The next pull shows whether the server still runs.
+            outcome = ActionOutcome(action, False, None, str(error), time.monotonic() - begun)
+        event = event_of(outcome, "")
+        level = logging.INFO if outcome.done else logging.WARNING
+        _log.log(level, "%s: %s", event.watcher or describe(action), event.what)
+        return outcome
+
+
+def _log_decision(decision: Decision, repeats: bool) -> None:
+    """Log a decision that changes something. A planner that only observes would repeat it again and again."""
+    if not decision.changes:
         _log.debug("%s", decision.text)
+    elif decision.acts or not repeats:
+        _log.info("%s", decision.text)

@@ -14,18 +14,27 @@ from dynamo_local.bus.jetstream.prefill_queue import PrefillQueue
 from dynamo_local.bus.nats import Bus
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.errors import BusError, NotRunningError, StateError
-from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE, in_flight_of, ttl_s
+from dynamo_local.core.fleet.view import ENGINE_ROLES, PREFILL_ROLE, in_flight_of, routing_of, ttl_s
 from dynamo_local.core.messages.endpoints import Board, EndpointView
 from dynamo_local.core.messages.presence import Presence, as_received
+from dynamo_local.core.messages.work import QueueLength
+from dynamo_local.core.migration.protocol import migrations_of
 from dynamo_local.core.names import FIRST_OF_MAIN, MAIN, endpoint_of
-from dynamo_local.core.planning.endpoints.decision import EndpointSeen, EndpointsObservation, roles_of
-from dynamo_local.core.planning.window import Claim, Observation, QueueReading, observe
+from dynamo_local.core.planning.window import (
+    Claim,
+    EndpointSeen,
+    Fleet,
+    Observation,
+    main_of,
+    observe,
+    recomputed_of,
+    worker_roles,
+)
 from dynamo_local.core.shares import summed
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.log_once import LogOnce
 from state.endpoints.board import read_board
 from state.locks import server_pid
-from state.paths import StatePaths
 from state.statefile.model import State
 from state.statefile.store import StateStore
 
@@ -46,25 +55,17 @@ class ServerState:
         """The claims of an endpoint's workers, of all its revisions."""
         return tuple(each for each in self.claims if each.endpoint == endpoint)
 
-    def devices_of(self, endpoint: str) -> float:
-        """Devices that those workers hold together."""
-        return summed(claim.devices for claim in self.claims_of(endpoint))
-
     @property
     def devices(self) -> float:
         """Devices that all workers hold together."""
         return summed(claim.devices for claim in self.claims)
-
-    @property
-    def devices_of_endpoints(self) -> float:
-        """Devices that the workers of all endpoints hold together."""
-        return summed([self.devices, -self.devices_of(MAIN)])
 
 
 class StateReader:
     """`inventory` returns the number of devices for the server of a state; a call may block for milliseconds."""
 
     def __init__(self, store: StateStore, inventory: Callable[[State], int]) -> None:
+        self.paths = store.paths
         self._store = store
         self._inventory = inventory
         self._failure = LogOnce(_log)
@@ -79,7 +80,7 @@ class StateReader:
         try:
             found = await asyncio.to_thread(read)
         except (NotRunningError, StateError) as error:
-            if isinstance(error, NotRunningError) and await asyncio.to_thread(server_pid, self._store.paths) is None:
+            if isinstance(error, NotRunningError) and await asyncio.to_thread(server_pid, self.paths) is None:
                 raise
             self._failure.warn(f"the statefile cannot be read: {error}")
             return None
@@ -112,17 +113,17 @@ class QueueReader:
         self._whose = f" of {subjects.revision}" if subjects.revision else ""
         self._failure = LogOnce(_log)
 
-    async def read(self) -> QueueReading | None:
+    async def read(self) -> QueueLength | None:
         """Return the queue's length; None if it cannot be read, which is logged once."""
         if not self._bus.connected:
             return None
         try:
-            length = await self._queue.length()
+            found = await self._queue.length()
         except BusError as error:
             self._failure.warn(f"the prefill queue{self._whose} cannot be read: {error}")
             return None
         self._failure.clear()
-        return QueueReading(length.waiting, length.in_hand)
+        return found
 
 
 # Follows the numbers of requests in flight that frontends announce in the revisions they serve.
@@ -174,76 +175,12 @@ class FrontendsWatch:
         self._heard.setdefault(revision, {})[presence.watcher] = as_received(presence, now), now
 
 
-@dataclass
-class Promised:
-    """Devices that workers have, or are to have: by what the planner has decided last, before the statefile shows it.
-    The loops write it, and each observation counts what the other loop has promised."""
+class ServerMetrics:
+    """Pulls observations of one running server. `watch` follows the workers of all endpoints; both watches are started
+    and run by their owner.
 
-    own: float = 0.0
-    """The graph's own workers, while an action is under way, one that is to be added included; 0 at other times."""
-    endpoints: float = 0.0
-    """Workers of endpoints, those that are still to start included."""
-
-
-# The graph's own workers.
-
-
-class FleetMetrics:
-    """Pulls observations of one running server. `watch` is started and run by its owner.
-
-    `templates`: by role, the service whose workers start in it.
+    `templates`: by role, the service whose workers start in it; empty if the graph has no workers of its own.
     """
-
-    def __init__(
-        self,
-        bus: Bus,
-        subjects: Subjects,
-        watch: FleetWatch,
-        state: StateReader,
-        templates: Mapping[str, str],
-        promised: Promised | None = None,
-    ) -> None:
-        self._bus = bus
-        self._watch = watch
-        self._state = state
-        self._templates = {role: service for role, service in templates.items() if role in ENGINE_ROLES}
-        self._promised = promised or Promised()
-        self._queue = QueueReader(bus, Subjects(subjects.namespace, FIRST_OF_MAIN))
-
-    async def pull(self) -> Observation:
-        """Return an observation of the fleet now. Raises NotRunningError when the server has ended."""
-        state = await self._state.read()
-        queue = await self._queue.read() if PREFILL_ROLE in self._templates else None
-        if not self._bus.connected:
-            # After the awaits above, during which the connection may have been lost.
-            state = None
-        view = self._watch.view
-        return observe(
-            at=time.monotonic(),
-            claims=None if state is None else state.claims_of(MAIN),
-            members=view.members(),
-            routable=view.ready(ENGINE_ROLES),
-            queue=queue,
-            templates=self._templates,
-            inventory=None if state is None else state.inventory,
-            taken=0 if state is None else max(state.devices_of_endpoints, self._promised.endpoints),
-        )
-
-
-# The workers of all endpoints.
-
-
-@dataclass(frozen=True)
-class _Fleet:
-    """The workers of all endpoints with a presence, and those that may be given work."""
-
-    members: tuple[Presence, ...]
-    routable: tuple[Presence, ...]
-
-
-class EndpointMetrics:
-    """Pulls observations of the endpoints of one running server. `watch` follows the workers of all endpoints; both
-    watches are started and run by their owner."""
 
     def __init__(
         self,
@@ -252,76 +189,72 @@ class EndpointMetrics:
         watch: FleetWatch,
         frontends: FrontendsWatch,
         state: StateReader,
-        paths: StatePaths,
-        promised: Promised,
+        templates: Mapping[str, str],
     ) -> None:
         self._bus = bus
         self._subjects = subjects
         self._watch = watch
         self._frontends = frontends
         self._state = state
-        self._paths = paths
-        self._promised = promised
+        self._templates = {role: service for role, service in templates.items() if role in ENGINE_ROLES}
         self._board = Board()
-        self._queues_of: dict[str, QueueReader] = {}
+        self._queues: dict[str, QueueReader] = {}
+        """By revision."""
 
-    async def pull(self) -> EndpointsObservation:
+    async def pull(self) -> Observation:
         """Return an observation of all endpoints now. Raises NotRunningError when the server has ended."""
-        watch = self._watch.view
         state = await self._state.read()
         # A server that never had an endpoint has no board; one that cannot be read for a moment is as it was.
-        read = await asyncio.to_thread(read_board, self._paths)
+        read = await asyncio.to_thread(read_board, self._state.paths)
         board = self._board = self._board if read is None else read
         serving = {endpoint_of(each.revision): each.revision for each in board.revisions if each.takes_requests}
         self._frontends.forget_others(set(serving.values()))
-        queues = await self._queues(serving)
+        queues = await self._read_queues(serving)
         if not self._bus.connected:
+            # After the awaits above, during which the connection may have been lost.
             state = None
-        at, fleet = time.monotonic(), _Fleet(tuple(watch.members()), tuple(watch.ready(ENGINE_ROLES)))
-        return EndpointsObservation(
+        at, view = time.monotonic(), self._watch.view
+        members, routable = tuple(view.members()), tuple(view.ready(ENGINE_ROLES))
+
+        def fleet(name: str, templates: Mapping[str, str]) -> Fleet:
+            claims = None if state is None else state.claims_of(name)
+            return observe(at, claims, members, routable, queues.get(name), templates)
+
+        seen = [
+            self._seen(each, fleet(each.spec.name, dict.fromkeys(worker_roles(each.spec), "")), serving)
+            for each in board.endpoints
+        ]
+        return Observation(
             at,
-            tuple(self._seen(view, serving.get(view.spec.name), state, fleet, queues, at) for view in board.endpoints),
-            None if state is None else max(state.devices_of(MAIN), self._promised.own),
+            (*([main_of(fleet(MAIN, self._templates))] if self._templates else ()), *seen),
+            None if state is None else state.devices,
             None if state is None else state.inventory,
             board.number,
+            migrations_of(members),
+            routing_of(members),
+            recomputed_of(members),
         )
 
-    def _seen(
-        self,
-        view: EndpointView,
-        revision: str | None,
-        state: ServerState | None,
-        fleet: _Fleet,
-        queues: Mapping[str, QueueReading],
-        at: float,
-    ) -> EndpointSeen:
-        name = view.spec.name
-        found = observe(
-            at=at,
-            claims=None if state is None else state.claims_of(name),
-            members=fleet.members,
-            routable=fleet.routable,
-            queue=queues.get(name),
-            templates=dict.fromkeys(roles_of(view.spec), ""),
-        )
-        if state is None or revision is None:
-            return EndpointSeen(view, found, None)
-        frontends = self._frontends
+    def _seen(self, view: EndpointView, fleet: Fleet, serving: Mapping[str, str]) -> EndpointSeen:
+        revision, frontends = serving.get(view.spec.name), self._frontends
+        if fleet.workers is None or revision is None:
+            return EndpointSeen(view, fleet)
         return EndpointSeen(
-            view, found, frontends.in_flight(revision), frontends.held(revision), frontends.queued(revision)
+            view, fleet, frontends.in_flight(revision), frontends.held(revision), frontends.queued(revision)
         )
 
-    async def _queues(self, serving: dict[str, str]) -> dict[str, QueueReading]:
-        """Return the lengths of the prefill queues that can be read, by endpoint."""
-        names = [view.spec.name for view in self._board.endpoints if view.spec.disaggregated]
-        known = [name for name in names if name in serving]
-        for revision in self._queues_of.keys() - serving.values():
-            del self._queues_of[revision]
-        lengths = await asyncio.gather(*(self._queue(serving[name]).read() for name in known))
-        return {name: length for name, length in zip(known, lengths, strict=True) if length is not None}
-
-    def _queue(self, revision: str) -> QueueReader:
-        if revision not in self._queues_of:
-            subjects = Subjects(self._subjects.namespace, revision)
-            self._queues_of[revision] = QueueReader(self._bus, subjects)
-        return self._queues_of[revision]
+    async def _read_queues(self, serving: Mapping[str, str]) -> dict[str, QueueLength | None]:
+        """Return the lengths of the prefill queues, by endpoint."""
+        revisions = {
+            view.spec.name: serving[view.spec.name]
+            for view in self._board.endpoints
+            if view.spec.disaggregated and view.spec.name in serving
+        }
+        if PREFILL_ROLE in self._templates:
+            revisions[MAIN] = serving.get(MAIN, FIRST_OF_MAIN)
+        for revision in revisions.values():
+            if revision not in self._queues:
+                self._queues[revision] = QueueReader(self._bus, Subjects(self._subjects.namespace, revision))
+        self._queues = {revision: self._queues[revision] for revision in revisions.values()}
+        lengths = await asyncio.gather(*(self._queues[revision].read() for revision in revisions.values()))
+        return dict(zip(revisions, lengths, strict=True))

@@ -14,26 +14,23 @@ from dynamo_local.bus.nats import Bus, publish_event
 from dynamo_local.core.errors import BusError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
 from dynamo_local.core.messages.reports import DecisionReport, EndpointReport, Event, PlannerReport, RoleReport
-from dynamo_local.core.planning.actions import Action, ActionOutcome
-from dynamo_local.core.planning.decision import Decision, describe
-from dynamo_local.core.planning.endpoints.decide import rests
-from dynamo_local.core.planning.endpoints.decision import EndpointDecision, EndpointsObservation, OrderOutcome, roles_of
-from dynamo_local.core.planning.endpoints.decision import event_of as endpoint_event
+from dynamo_local.core.planning.actions import Action, ActionOutcome, OrderOutcome, Outcome
+from dynamo_local.core.planning.decide import rests
+from dynamo_local.core.planning.decision import Decision, Recorder, describe, event_of_order
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.window import Observation, WorkerSeen, mean
+from dynamo_local.core.planning.window import Fleet, Observation, WorkerSeen, mean
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.log_once import LogOnce
 
 _log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
-"""Period of the reports, in seconds. They are repeated because nothing is pulled during an action, which may take
-minutes."""
+"""Longest period of the reports, in seconds, however rarely there is a pull."""
 
 KEPT_DECISIONS = 8
 
 
-class PlannerPublisher:
+class PlannerPublisher(Recorder):
     """Publishes the planner's last observation and decisions. `watcher`: the planner's own; empty if it has none."""
 
     def __init__(
@@ -51,8 +48,8 @@ class PlannerPublisher:
         self._watcher = watcher
         self._wall_clock = wall_clock
         self._observation: Observation | None = None
-        self._endpoints: EndpointsObservation | None = None
-        self._endpoint_decisions: Sequence[EndpointDecision] = ()
+        self._made: Sequence[Decision] = ()
+        """The decisions that were made at the last pull."""
         self._decisions: deque[DecisionReport] = deque(maxlen=KEPT_DECISIONS)
         self._gist: tuple[str, ...] = ()
         self._events: list[Event] = []
@@ -61,13 +58,25 @@ class PlannerPublisher:
         self._acting: str | None = None
         self._news = asyncio.Event()
 
-    def observed(self, observation: Observation) -> None:
+    def observed(self, observation: Observation, decisions: Sequence[Decision]) -> None:
         """Publish the observation soon."""
-        self._observation = observation
+        self._observation, self._made = observation, decisions
         self._news.set()
 
-    def decided(self, decision: Decision, outcomes: Sequence[ActionOutcome]) -> None:
-        """Publish the decision and its outcomes soon."""
+    def decided(self, decision: Decision, outcomes: Sequence[Outcome]) -> None:
+        """Publish the decision and its outcomes soon. One about numbers that changes none is in no report."""
+        if decision.by_actions:
+            self._decided_on_actions(decision, [each for each in outcomes if isinstance(each, ActionOutcome)])
+        elif decision.order is not None:
+            outcome = next((each for each in outcomes if isinstance(each, OrderOutcome)), None)
+            told = () if outcome is None or outcome.done else (f"not done: {outcome.note}",)
+            self._decisions.append(DecisionReport(self._wall_clock(), decision.text, told))
+            self._events.append(event_of_order(decision, outcome))
+            # The next decision about actions repeats none that is still the last.
+            self._gist = ()
+        self._news.set()
+
+    def _decided_on_actions(self, decision: Decision, outcomes: Sequence[ActionOutcome]) -> None:
         now = self._wall_clock()
         told = tuple(f"{'done' if outcome.done else 'not done'}: {outcome.note}" for outcome in outcomes)
         repeats = not told and decision.gist == self._gist
@@ -79,40 +88,18 @@ class PlannerPublisher:
         if decision.actions and not decision.acts and not repeats:
             self._events.append(Event("planner", decision.change, decision.reasons, self._watcher))
         self._gist = () if told else decision.gist
-        self._news.set()
-
-    def endpoints_observed(self, observation: EndpointsObservation, decisions: Sequence[EndpointDecision]) -> None:
-        """Publish the observation soon."""
-        self._endpoints, self._endpoint_decisions = observation, decisions
-        self._news.set()
-
-    def endpoint_decided(self, decision: EndpointDecision, outcome: OrderOutcome | None) -> None:
-        """Publish the decision and what became of its order soon."""
-        told = () if outcome is None or outcome.done else (f"not done: {outcome.note}",)
-        if decision.order is not None or told:
-            self._decisions.append(DecisionReport(self._wall_clock(), decision.text, told))
-            self._events.append(endpoint_event(decision, outcome))
-            # The next decision about the graph's own workers repeats none that is still the last.
-            self._gist = ()
-        self._news.set()
-
-    def endpoint_changed(self, event: Event) -> None:
-        """Do nothing: the server has published it."""
 
     def acting(self, action: Action | None) -> None:
         """Report this action as under way; None: no action is."""
         self._acting = None if action is None else describe(action)
         self._news.set()
 
-    def close(self) -> None:
-        """Do nothing: no report is kept back."""
-
     async def run(self) -> None:
         """Publish until cancelled: each new report at once, and the last one again every `EVERY_S`."""
         while True:
             self._news.clear()
             await self.publish_events()
-            if self._observation is not None or self._endpoints is not None:
+            if self._observation is not None:
                 await self._publish(self.report())
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S):
@@ -125,25 +112,23 @@ class PlannerPublisher:
             await publish_event(self._bus, self._subjects, event)
 
     def report(self) -> PlannerReport:
-        """Return the report of the last observations and decisions."""
-        observation, endpoints = self._observation, self._endpoints
-        latest = observation or endpoints
-        assert latest is not None, "there is an observation"
-        queue = None if observation is None else observation.queue
-        max_devices = self._options.limits(latest.inventory).max_devices
-        assert max_devices is not None, "the options have a maximum"
+        """Return the report of the last observation and decisions."""
+        observation = self._observation
+        assert observation is not None, "there is an observation"
+        fleet = None if observation.main is None else observation.main.fleet
+        queue = None if fleet is None else fleet.queue
         return PlannerReport(
             watcher=self._watcher,
             policy=self._options.policy,
             acts=not self._options.no_operation,
-            roles=() if observation is None else _roles(observation),
-            devices=latest.devices,
-            max_devices=max_devices,
+            roles=() if fleet is None else _roles(fleet),
+            devices=observation.held,
+            max_devices=self._options.max_devices(observation.inventory),
             queue_waiting=None if queue is None else queue.waiting,
             queue_in_hand=None if queue is None else queue.in_hand,
             changing=self._acting,
             decisions=tuple(self._decisions),
-            endpoints=() if endpoints is None else endpoint_reports(endpoints, self._endpoint_decisions),
+            endpoints=endpoint_reports(observation, self._made),
         )
 
     async def _publish(self, report: PlannerReport) -> None:
@@ -155,8 +140,8 @@ class PlannerPublisher:
             self._failure.clear()
 
 
-def _roles(observation: Observation) -> tuple[RoleReport, ...]:
-    return tuple(_role(role, observation.of_role(role)) for role in sorted(observation.templates))
+def _roles(fleet: Fleet) -> tuple[RoleReport, ...]:
+    return tuple(_role(role, fleet.of_role(role)) for role in sorted(fleet.templates))
 
 
 def _role(role: str, workers: Sequence[WorkerSeen]) -> RoleReport:
@@ -176,11 +161,9 @@ def _role(role: str, workers: Sequence[WorkerSeen]) -> RoleReport:
 # Turns observations of endpoints and decisions about them into the planner's reports. Pure.
 
 
-def endpoint_reports(
-    observation: EndpointsObservation, decisions: Sequence[EndpointDecision]
-) -> tuple[EndpointReport, ...]:
+def endpoint_reports(observation: Observation, decisions: Sequence[Decision]) -> tuple[EndpointReport, ...]:
     """Return a report for each role of each endpoint, the oldest endpoint first."""
-    resting = {seen.name for seen in observation.endpoints if rests(seen)}
+    resting = {seen.name for seen in observation.others if rests(seen)}
     verdicts = {
         (each.endpoint, verdict.role): verdict
         for each in decisions
@@ -195,11 +178,11 @@ def endpoint_reports(
             seen.ready(role),
             seen.demand(role),
             None if verdict is None else verdict.wanted,
-            None if verdict is None else verdict.gets,
+            None if verdict is None or verdict.count is None else verdict.count.gets,
             0 if role == PREFILL_ROLE else seen.status.parked,
             seen.status.state,
         )
-        for seen in sorted(observation.endpoints, key=lambda seen: (seen.view.created_at, seen.name))
-        for role in roles_of(seen.spec)
+        for seen in observation.others
+        for role in seen.roles
         for verdict in (verdicts.get((seen.name, role)),)
     )

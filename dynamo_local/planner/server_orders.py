@@ -14,8 +14,7 @@ from dynamo_local.control.operations import BEGIN_PLANNING, SCALE_ENDPOINT, TAKE
 from dynamo_local.control.orders import follow
 from dynamo_local.core.errors import DynamoError, NotRunningError, UnansweredError, UsageError
 from dynamo_local.core.messages.endpoints import EndpointStatus, view_of
-from dynamo_local.core.planning.actions import Action, ActionOutcome, DeviceLimits
-from dynamo_local.core.planning.endpoints.decision import OrderOutcome, ScaleEndpoint
+from dynamo_local.core.planning.actions import Action, ActionOutcome, OrderOutcome, ScaleEndpoint
 from dynamo_local.log_once import LogOnce
 
 _log = logging.getLogger(__name__)
@@ -51,8 +50,9 @@ class ServerOrders:
                 refusal.warn(f"{error.cause}; this one waits until it ends")
             await asyncio.sleep(_TRY_EVERY_S)
 
-    async def take_action(self, action: Action, limits: DeviceLimits, why: str) -> ActionOutcome:
-        """Have an action carried out, and return its outcome. The server goes on with it when this is cancelled.
+    async def take_action(self, action: Action, max_devices: int, why: str) -> ActionOutcome:
+        """Have an action carried out within `max_devices` for all workers, and return its outcome. The server goes on
+        with it when this is cancelled.
 
         A server that was started again is told first that this planner acts. Raises NotRunningError when no server
         runs, SupervisorError when it has ended meanwhile, and what the order ends with, or why it is not begun.
@@ -61,7 +61,7 @@ class ServerOrders:
             "pid": os.getpid(),
             "action": action,
             "why": why,
-            "max_devices": limits.max_devices,
+            "max_devices": max_devices,
             "ready_timeout_s": self.change_timeout_s,
         }
         following, failure = follow(self.server, TAKE_ACTION, order, _log.info, timeout_s=_WITHIN_S), LogOnce(_log)

@@ -1,5 +1,5 @@
-"""Runs the planner of a running server: connects its loops, one for the graph's own workers and one for those of
-endpoints, to bus, statefile, recorders and the server, which carries out what they decide."""
+"""Runs the planner of a running server: connects its loop to bus, statefile, recorders and the server, which carries
+out what it decides."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dynamo_local.control.errors import absent_server, only_starting, why_absent
 from dynamo_local.core.errors import DecodeError, StateError, SupervisorError
 from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.names import FIRST_OF_MAIN
-from dynamo_local.core.planning.endpoints.decision import EndpointRecorder
+from dynamo_local.core.planning.decision import Recorder
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.subjects import Subjects
-from dynamo_local.planner.loop import EndpointsLoop, PlannerLoop
-from dynamo_local.planner.metrics import EndpointMetrics, FleetMetrics, FrontendsWatch, Promised, StateReader
+from dynamo_local.planner.loop import PlannerLoop
+from dynamo_local.planner.metrics import FrontendsWatch, ServerMetrics, StateReader
 from dynamo_local.planner.publisher import PlannerPublisher
 from dynamo_local.planner.server_orders import ServerOrders
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint
@@ -48,7 +48,7 @@ class PlannerSession:
 
     paths: StatePaths
     options: PlannerOptions
-    recorders: Callable[[], Sequence[EndpointRecorder]]
+    recorders: Callable[[], Sequence[Recorder]]
     watcher: str = ""
 
     async def run(self, bus: Bus, tasks: TaskGuard) -> None:
@@ -68,8 +68,6 @@ class PlannerSession:
         tasks.spawn("planner reports", reports.run())
         state = StateReader(StateStore(self.paths), partial(usable_devices_now, self.paths, blueprint))
         templates = {template.role: template.service for template in reversed(blueprint.workers_of(FIRST_OF_MAIN))}
-        promised = Promised()
-        metrics = FleetMetrics(bus, subjects, watch, state, templates, promised)
         if not self.watcher:
             found = await state.read()
             self.options.check_fits(0 if found is None else found.devices)
@@ -77,42 +75,29 @@ class PlannerSession:
         await frontends.start()
         server = ServerOrders(ControlClient(self.paths), self.options.change_timeout)
         recorders = (reports, *self.recorders())
-        planner = PlannerLoop(self.options, metrics.pull, server.take_action, recorders, reports.acting, promised)
-        of_endpoints = EndpointMetrics(bus, subjects, watch, frontends, state, self.paths, promised)
-        endpoints = EndpointsLoop(self.options, of_endpoints.pull, server.scale, recorders, promised)
+        metrics = ServerMetrics(bus, subjects, watch, frontends, state, templates)
+        planner = PlannerLoop(self.options, metrics.pull, server.take_action, server.scale, recorders)
         try:
             if not self.options.no_operation:
                 await server.begin_planning(waits=bool(self.watcher))
             await self._follow_server(bus, subjects, recorders)
-            await self._plan(planner if templates else None, endpoints)
+            if templates:
+                _log.info("%s", self._introduced())
+            await planner.run()
         finally:
             for recorder in recorders:
                 recorder.close()
 
-    async def _follow_server(self, bus: Bus, subjects: Subjects, recorders: Sequence[EndpointRecorder]) -> None:
+    async def _follow_server(self, bus: Bus, subjects: Subjects, recorders: Sequence[Recorder]) -> None:
         """Have recorders note what the server does to endpoints by itself: parks, wakes, swaps of devices."""
 
         async def on_change(event: Event) -> None:
             for recorder in recorders:
-                recorder.endpoint_changed(event)
+                recorder.changed(event)
 
         # An observing planner would repeat it in the file of the one that acts.
         if not self.options.no_operation or self.options.log_dir is not None:
             await bus.listen(subjects.endpoint_changes, Event, on_change)
-
-    async def _plan(self, planner: PlannerLoop | None, endpoints: EndpointsLoop) -> None:
-        """Run both loops until one fails, or this is cancelled. `planner` is None if the graph has no workers of its
-        own."""
-        loops = TaskGuard()
-        try:
-            if planner is not None:
-                _log.info("%s", self._introduced())
-                loops.spawn("planner of the graph's own workers", planner.run())
-            loops.spawn("planner of endpoints", endpoints.run())
-            await loops.failed()
-        finally:
-            # The last decisions are recorded before the recorders are closed.
-            await loops.close()
 
     def _introduced(self) -> str:
         options = self.options

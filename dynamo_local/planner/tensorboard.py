@@ -8,26 +8,21 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from dynamo_local.core.errors import ConfigError
+from dynamo_local.core.fleet.view import PREFILL_ROLE, RoutingCounts
+from dynamo_local.core.messages.presence import MigrationCounts
 from dynamo_local.core.messages.reports import Event
-from dynamo_local.core.planning.actions import ActionOutcome
-from dynamo_local.core.planning.decision import Decision
-from dynamo_local.core.planning.endpoints.decision import EndpointDecision, EndpointsObservation, OrderOutcome
-from dynamo_local.core.planning.window import Observation
-from dynamo_local.planner.series import (
-    of_decision,
-    of_endpoints,
-    of_observation,
-    of_observation_as_dynamo,
-    text_of,
-    text_of_endpoint,
-)
+from dynamo_local.core.messages.work import QueueLength
+from dynamo_local.core.planning.actions import ActionOutcome, Outcome
+from dynamo_local.core.planning.decision import Decision, Recorder, Verdict, describe
+from dynamo_local.core.planning.policies.dynamo import kv_load
+from dynamo_local.core.planning.window import EndpointSeen, Fleet, Observation, WorkerSeen
 
 try:
     from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
@@ -50,7 +45,7 @@ CHANGES = "decisions/of_server"
 MAX_BYTES = 64 * 1024 * 1024
 
 
-class TensorBoardRecorder:
+class TensorBoardRecorder(Recorder):
     """Writes to a new folder in `log_dir`, so that each life of a planner is one run in TensorBoard.
 
     `max_bytes` bounds the event files of all runs together: the oldest are removed. Steps are seconds since the
@@ -73,7 +68,6 @@ class TensorBoardRecorder:
         self._wall_clock = wall_clock
         self._first_at: float | None = None
         self._curves = Thinned()
-        self._endpoint_curves = Thinned()
         run = f"{datetime.fromtimestamp(wall_clock(), UTC):{RUN_FORMAT}}"
         self.folder = log_dir / run
         try:
@@ -81,30 +75,21 @@ class TensorBoardRecorder:
         except OSError as error:
             raise ConfigError(f"cannot write event files to {self.folder}: {error.strerror}") from error
 
-    def observed(self, observation: Observation) -> None:
+    def observed(self, observation: Observation, decisions: Sequence[Decision]) -> None:
         """Write the numbers of a pull that have changed."""
-        numbers = of_observation(observation)
-        if self._dynamo_tags:
-            numbers |= of_observation_as_dynamo(observation)
+        numbers = of_observation(observation, decisions)
+        if self._dynamo_tags and observation.main is not None:
+            numbers |= of_observation_as_dynamo(observation.main.fleet)
         self._write_curves(self._curves.take(observation.at, numbers))
 
-    def decided(self, decision: Decision, outcomes: Sequence[ActionOutcome]) -> None:
-        """Write a decision: its numbers as curves, all of it as text."""
+    def decided(self, decision: Decision, outcomes: Sequence[Outcome]) -> None:
+        """Write a decision: all of it as text, and about actions its numbers as curves. Other numbers are of pulls."""
         text = text_of(decision, outcomes)
-        tags = (ALL_DECISIONS, ACTING_DECISIONS) if decision.actions else (ALL_DECISIONS,)
-        self._write(decision.at, [*_scalars(of_decision(decision)), *(_text(tag, text) for tag in tags)])
+        tags = (ALL_DECISIONS, ACTING_DECISIONS) if decision.changes else (ALL_DECISIONS,)
+        numbers = of_decision(decision) if decision.by_actions else {}
+        self._write(decision.at, [*_scalars(numbers), *(_text(tag, text) for tag in tags)])
 
-    def endpoints_observed(self, observation: EndpointsObservation, decisions: Sequence[EndpointDecision]) -> None:
-        """Write the numbers of a pull that have changed."""
-        self._write_curves(self._endpoint_curves.take(observation.at, of_endpoints(observation, decisions)))
-
-    def endpoint_decided(self, decision: EndpointDecision, outcome: OrderOutcome | None) -> None:
-        """Write a decision as text."""
-        text = text_of_endpoint(decision, outcome)
-        tags = (ALL_DECISIONS, ACTING_DECISIONS) if decision.order is not None else (ALL_DECISIONS,)
-        self._write(decision.at, [_text(tag, text) for tag in tags])
-
-    def endpoint_changed(self, event: Event) -> None:
+    def changed(self, event: Event) -> None:
         """Write what the server has done as text. The numbers come with the next pull."""
         why = f": {event.why}" if event.why else ""
         self._write(self._clock(), [_text(CHANGES, f"**{event.endpoint}** {event.what}{why}")])
@@ -112,7 +97,6 @@ class TensorBoardRecorder:
     def close(self) -> None:
         """Write out what is left."""
         self._write_curves(self._curves.finish())
-        self._write_curves(self._endpoint_curves.finish())
         if self._files is not None:
             self._guarded(self._files.close)
             self._files = None
@@ -152,6 +136,194 @@ def _text(tag: str, text: str) -> summary_pb2.Summary.Value:
     metadata = create_summary_metadata(display_name="", description="")
     metadata.data_class = summary_pb2.DATA_CLASS_TENSOR
     return summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+
+
+# Observations and decisions as named numbers and text. Pure. Names are `group/name`: TensorBoard shows the curves of a
+# group together. What is unknown has no number.
+
+STANDINGS = ("routable", "starting", "parked", "retiring")
+
+
+def of_observation(observation: Observation, decisions: Sequence[Decision]) -> dict[str, float]:
+    """Return the numbers of a pull, and of the decisions about numbers that were made at it, by name."""
+    found: dict[str, float] = {}
+    if observation.main is not None:
+        found |= _of_fleet(observation.main.fleet) | _of_server(observation)
+    for seen in observation.others:
+        found |= _of_endpoint(seen)
+    for decision in decisions:
+        for verdict in decision.verdicts:
+            if verdict.count is not None:
+                found[_name(decision.endpoint, verdict.role, "wanted")] = verdict.wanted
+                found[_name(decision.endpoint, verdict.role, "share")] = verdict.count.gets
+    return found
+
+
+def _of_server(observation: Observation) -> dict[str, float]:
+    found: dict[str, float] = {}
+    if observation.inventory is not None:
+        found["devices/inventory"] = observation.inventory
+    if observation.held is not None:
+        found["devices/held"] = observation.held
+    if observation.migrations is not None:
+        found |= _migrations(observation.migrations)
+    if observation.routing is not None:
+        found |= _routing(observation.routing)
+    if observation.recomputed_tokens is not None:
+        found["routing/recomputed_tokens"] = observation.recomputed_tokens
+    return found
+
+
+def _of_fleet(fleet: Fleet) -> dict[str, float]:
+    """The numbers of the graph's own workers."""
+    found = {} if fleet.queue is None else _queue(fleet.queue, fleet.of_role(PREFILL_ROLE))
+    if fleet.workers is None:
+        return found
+    for role in sorted({*fleet.templates, *(worker.role for worker in fleet.workers)}):
+        found |= _role(role, fleet.of_role(role))
+    for worker in fleet.workers:
+        found |= _loads(worker)
+    return found
+
+
+def of_observation_as_dynamo(fleet: Fleet) -> dict[str, float]:
+    """Return the numbers of a pull by the names of NVIDIA Dynamo's planner.
+
+    Source: https://github.com/ai-dynamo/dynamo, examples/llm/components/planner.py. Its documentation calls
+    `total_queued_requests` by another name, num_queued_request.
+    """
+    found: dict[str, float] = {}
+    if fleet.queue is not None:
+        found["prefill_queue_size"] = fleet.queue.waiting
+    if fleet.workers is None:
+        return found
+    routable = [worker for worker in fleet.workers if worker.standing == "routable"]
+    prefill = sum(worker.role == PREFILL_ROLE for worker in routable)
+    found["num_prefill_workers"], found["num_decode_workers"] = prefill, len(routable) - prefill
+    found["num_gpu"] = sum(worker.devices for worker in routable)
+    loads = [worker.reading for worker in routable if worker.role != PREFILL_ROLE and worker.reading is not None]
+    if loads:
+        found["average_kv_load"] = sum(kv_load(load.kv_usage, load.waiting) for load in loads) / len(loads)
+        found["total_queued_requests"] = sum(load.waiting for load in loads)
+    return found
+
+
+def of_decision(decision: Decision) -> dict[str, float]:
+    """Return the figures that a decision was made from, and each role's wanted change (1, 0 or -1), by name."""
+    found: dict[str, float] = {"devices/budget": decision.max_devices}
+    for verdict in decision.verdicts:
+        found[f"decision/{verdict.role}_wanted"] = verdict.wanted
+        for name, figure in verdict.figures.items():
+            if figure is not None:
+                found[f"decision/{verdict.role}_{name.replace(' ', '_')}"] = figure
+    return found
+
+
+def text_of(decision: Decision, outcomes: Sequence[Outcome]) -> str:
+    """Return a decision in Markdown: its changes, what became of them, and the reasons with all figures."""
+    devices = "unknown" if decision.devices is None else f"{decision.devices:g}"
+    lines = [f"**{decision.change}** (policy {decision.policy}, devices {devices} of {decision.max_devices})", ""]
+    lines += [f"- {_became(outcome)}" for outcome in outcomes]
+    lines += [line for verdict in decision.verdicts for line in _why(verdict)]
+    return "\n".join(lines)
+
+
+def _queue(queue: QueueLength, prefill: Sequence[WorkerSeen]) -> dict[str, float]:
+    found: dict[str, float] = {"queue/waiting": queue.waiting, "queue/in_hand": queue.in_hand}
+    routable = sum(worker.standing == "routable" for worker in prefill)
+    if routable:
+        found["queue/waiting_per_prefill_worker"] = queue.waiting / routable
+    return found
+
+
+def _migrations(counts: MigrationCounts) -> dict[str, float]:
+    found: dict[str, float] = {f"migrations/{each.reason}_{each.outcome}": each.number for each in counts.ended}
+    found["migrations/pulled_mib"] = counts.pulled_bytes / (1 << 20)
+    if counts.gap_s is not None:
+        found["migrations/last_gap_ms"] = counts.gap_s * 1e3
+    if counts.gap_steps is not None:
+        found["migrations/last_gap_steps"] = counts.gap_steps
+    return found
+
+
+def _routing(counts: RoutingCounts) -> dict[str, float]:
+    found: dict[str, float] = {
+        "routing/assigned": counts.assigned,
+        "routing/unassigned": counts.unassigned,
+        "routing/tokens": counts.tokens,
+        "routing/predicted_cached_tokens": counts.predicted_tokens,
+        "routing/pull_tokens": counts.pull_tokens,
+    }
+    if counts.tokens:
+        found["routing/predicted_cached_share"] = counts.predicted_tokens / counts.tokens
+    return found
+
+
+def _role(role: str, workers: Sequence[WorkerSeen]) -> dict[str, float]:
+    found: dict[str, float] = {
+        f"workers/{role}_{standing}": sum(worker.standing == standing for worker in workers) for standing in STANDINGS
+    }
+    readings = [worker.reading for worker in workers if worker.reading is not None]
+    if readings:
+        found[f"kv_usage/mean_{role}"] = sum(reading.kv_usage for reading in readings) / len(readings)
+        found[f"running/all_{role}"] = sum(reading.running for reading in readings)
+        found[f"waiting/all_{role}"] = sum(reading.waiting for reading in readings)
+    return found
+
+
+def _loads(worker: WorkerSeen) -> Mapping[str, float]:
+    reading = worker.reading
+    if reading is None:
+        return {}
+    return {
+        f"kv_usage/{worker.watcher}": reading.kv_usage,
+        f"running/{worker.watcher}": reading.running,
+        f"waiting/{worker.watcher}": reading.waiting,
+    }
+
+
+def _became(outcome: Outcome) -> str:
+    word = "done" if outcome.done else "not done"
+    note = f": {outcome.note}" if outcome.note else ""
+    if isinstance(outcome, ActionOutcome):
+        return f"{describe(outcome.action)}: {word} in {outcome.took_s:.1f} s{note}"
+    return f"{word}{note}"
+
+
+def _why(verdict: Verdict) -> Iterator[str]:
+    wanted = "" if verdict.count is not None else {1: "one more: ", -1: "one less: "}.get(verdict.wanted, "as many: ")
+    yield f"- {verdict.role}: {wanted}{verdict.reason}"
+    for name, figure in verdict.figures.items():
+        yield f"    - {name}: {'unknown' if figure is None else f'{figure:g}'}"
+
+
+def _of_endpoint(seen: EndpointSeen) -> dict[str, float]:
+    found: dict[str, float] = {}
+    if seen.roles:
+        found[f"endpoint_{seen.name}/parked"] = seen.status.parked
+        found[f"endpoint_{seen.name}/asleep"] = float(seen.status.state == "asleep")
+        found |= {f"endpoint_{seen.name}/{name}": number for name, number in _history(seen).items()}
+        if seen.held is not None:
+            found[f"endpoint_{seen.name}/held"] = seen.held
+    for role in seen.roles:
+        ready, demand = seen.ready(role), seen.demand(role)
+        found[_name(seen.name, role, "ordered")] = seen.ordered(role)
+        if ready is not None:
+            found[_name(seen.name, role, "ready")] = ready
+        if demand is not None:
+            found[_name(seen.name, role, "in_flight")] = demand
+    return found
+
+
+def _history(seen: EndpointSeen) -> dict[str, float]:
+    """How often it was parked and woken, and gave its devices to others, since the server started."""
+    history = seen.view.history
+    return {"parks": sum(history.parks.values()), "wakes": sum(history.wakes.values()), "swaps": history.swaps}
+
+
+def _name(endpoint: str, role: str, number: str) -> str:
+    of_role = f"{PREFILL_ROLE}_{number}" if role == PREFILL_ROLE else number
+    return f"endpoint_{endpoint}/{of_role}"
 
 
 # Drops redundant points of curves: of a stretch with a constant value, its two ends are kept. Pure.

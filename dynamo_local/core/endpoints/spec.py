@@ -9,7 +9,7 @@ import msgspec
 
 from dynamo_local.core.errors import EndpointConflictError
 
-Scaling = Literal["concurrency", "load", "freeness"]
+Scaling = Literal["concurrency", "load", "freeness", "dynamo"]
 """Policies that decide the number of an endpoint's workers (core/planning/policies)."""
 
 

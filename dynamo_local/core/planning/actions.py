@@ -1,4 +1,4 @@
-"""Actions on the workers of a running server, and their outcomes."""
+"""What can be ordered: actions on the workers of a running server, numbers of workers, and what becomes of both."""
 
 from __future__ import annotations
 
@@ -79,3 +79,23 @@ class ActionOutcome:
     took_s: float
     unexplained: bool = False
     node_failed: bool = False
+
+
+@dataclass(frozen=True)
+class ScaleEndpoint:
+    """Order for so many workers now, within the endpoint's bounds. None: as many as before."""
+
+    name: str
+    workers: int | None = None
+    prefill_workers: int | None = None
+
+
+@dataclass(frozen=True)
+class OrderOutcome:
+    """What became of an order. Not done: the server refused it or did not answer, and `note` says why."""
+
+    done: bool
+    note: str = ""
+
+
+Outcome = ActionOutcome | OrderOutcome

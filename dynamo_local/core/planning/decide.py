@@ -1,164 +1,369 @@
-"""Turns the proposals of all roles into actions, within the budget and the minimums, in the cheapest way.
-
-Each role gains or loses at most one worker. Where one role needs a worker and another one can spare one, that worker
-switches its role, which takes no device and no start.
-"""
+"""Decides on the workers of all endpoints, within one budget of devices. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from fractions import Fraction
 
+from dynamo_local.core.endpoints.checks import devices_of_worker
+from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.fleet.view import PREFILL_ROLE
-from dynamo_local.core.names import short_watcher
-from dynamo_local.core.planning.actions import Action, AddWorker, RemoveWorker, SwitchRole
-from dynamo_local.core.planning.decision import Decision, Verdict
+from dynamo_local.core.messages.endpoints import EndpointState
+from dynamo_local.core.planning.decision import Count, Decision, Verdict
+from dynamo_local.core.planning.memory import Memory, bounds_of, wants_of
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.policies import concurrency, freeness, load
-from dynamo_local.core.planning.policies.dynamo import decide_as_dynamo
-from dynamo_local.core.planning.proposals import (
-    Policy,
-    Proposal,
-    devices_for_minimum,
-    devices_of_one_more,
-    held_by_all,
-    why_starting,
-)
-from dynamo_local.core.planning.window import History, RoleWindow, Window, WorkerWindow
-from dynamo_local.core.shares import fits, summed
+from dynamo_local.core.planning.steps import held_after, step
+from dynamo_local.core.planning.window import EndpointSeen, Observation, WorkerSeen
+from dynamo_local.core.shares import summed
 
-POLICIES: Mapping[str, Policy] = MappingProxyType(
-    {"load": load.propose, "freeness": freeness.propose, "concurrency": concurrency.propose}
-)
-"""Policies that propose for each role. Policy `dynamo` is none of them: it makes the whole decision."""
+LEFT_ALONE: frozenset[EndpointState] = frozenset({"updating", "failed", "deleting"})
+"""States of endpoints in which the server itself changes the workers, or there is no use in more."""
 
-FAILED_INTERVALS = 3
-"""Intervals for which a role is left alone after an action that failed. Its cause is likely to persist, and each worker
-that dies while it starts costs the others time and memory."""
+RESTING: frozenset[EndpointState] = frozenset({"parked", "asleep"})
+"""States of endpoints whose number of workers nobody asks the planner for. They take the devices that they hold."""
 
-_SWITCHABLE = frozenset({"decode", PREFILL_ROLE})
-"""Roles between which a worker can switch."""
+WAKING: EndpointState = "waking"
+"""Whether there is a worker is the server's to decide, as many as are needed may start beside it."""
 
-
-def decide(window: Window, history: History, options: PlannerOptions, now: float) -> Decision:
-    """Decide on actions at `now` (CLOCK_MONOTONIC, s). Pure; the order of the workers does not matter."""
-    max_devices = options.limits(window.inventory).max_devices
-    assert max_devices is not None, "the options have a maximum"
-    if window.roles is None:
-        why = Verdict("all", 0, "hold: statefile or bus cannot be read")
-        return Decision(now, options.policy, (why,), (), None, max_devices, not options.no_operation)
-    if options.policy == "dynamo":
-        return decide_as_dynamo(tuple(window.roles.values()), window, history, options, now)
-    devices = summed([window.taken, *(held_by_all(role.workers, options) for role in window.roles.values())])
-    policy = POLICIES[options.policy]
-    proposals = [
-        _RoleProposal(role, _restrained(role, policy(role, window, history, options), history, options))
-        for role in window.roles.values()
-    ]
-    allocation = _Allocation(options, max_devices - devices)
-    allocation.settle(proposals)
-    verdicts = tuple(
-        Verdict(each.role.role, each.proposal.wanted, each.proposal.reason, each.proposal.figures)
-        for each in allocation.settled
-    )
-    actions = tuple(allocation.actions)
-    return Decision(now, options.policy, verdicts, actions, devices, max_devices, not options.no_operation)
+Memories = Mapping[str, Memory]
+"""What is remembered of each endpoint, by its name."""
 
 
 @dataclass(frozen=True)
-class _RoleProposal:
-    """A role and its proposal, once the role's own restraints have been applied."""
+class Planned:
+    """The decisions at a pull: about the endpoint that is changed by actions if an interval ends for it, then about
+    those whose number of workers may change, the oldest first. `memories`: what is remembered for the next pull."""
 
-    role: RoleWindow
-    proposal: Proposal
+    decisions: tuple[Decision, ...]
+    memories: Memories
 
-    def because(self, more: str) -> _RoleProposal:
-        return replace(self, proposal=replace(self.proposal, reason=f"{self.proposal.reason}; {more}"))
+
+def decide(observation: Observation, memories: Memories, options: PlannerOptions) -> Planned:
+    """Decide at a pull. Pure; the order of endpoints and workers does not matter."""
+    max_devices = options.max_devices(observation.inventory)
+    considered = [
+        _consider(seen, memories.get(seen.name, Memory()), observation, options)
+        for seen in observation.others
+        if seen.roles
+    ]
+    pools = [pool for each in considered for pool in each.pools]
+    remembered = {each.seen.name: each.memory for each in considered}
+    own: float = 0
+    decisions: list[Decision] = []
+    if (main := observation.main) is not None:
+        taken = _taken_by_others(observation, main, pools)
+        memory = memories.get(main.name, Memory())
+        stepped, remembered[main.name] = _stepped(main, memory, options, max_devices, taken)
+        decisions += stepped
+        own = max(main.fleet.devices or 0, remembered[main.name].under_way or 0)
+    budget = _Budget(max_devices, own, _devices(observation, own), pools)
+    decisions += [
+        Decision(
+            observation.at,
+            each.seen.spec.policy,
+            budget.verdicts(each),
+            (),
+            budget.devices,
+            max_devices,
+            not options.no_operation,
+            each.seen.name,
+        )
+        for each in considered
+    ]
+    return Planned(tuple(decision for decision in decisions if decision.verdicts), remembered)
+
+
+def _stepped(
+    main: EndpointSeen, memory: Memory, options: PlannerOptions, max_devices: int, taken: float
+) -> tuple[list[Decision], Memory]:
+    """Return the decision about the endpoint that is changed by actions, if an interval ends with this pull."""
+    if memory.under_way is not None:
+        return [], memory
+    history = memory.history
+    memory, window = memory.pulled(main.fleet, options)
+    if window is None:
+        return [], memory
+    decision = step(window, history, options, max_devices, taken)
+    if decision.acts and decision.actions:
+        memory = replace(memory, under_way=held_after(window, decision.actions, options))
+    return [decision], memory
+
+
+def _taken_by_others(observation: Observation, main: EndpointSeen, pools: Sequence[Pool]) -> float:
+    """Return the devices that the other endpoints hold, or are to have by what was ordered of the server last."""
+    held = summed([observation.held or 0, -(main.fleet.devices or 0)])
+    return max(held, float(sum(pool.takes(pool.ordered) for pool in pools)))
+
+
+def _devices(observation: Observation, own: float) -> float | None:
+    if any(seen.fleet.workers is None for seen in observation.endpoints):
+        return None
+    return own + sum(seen.fleet.devices or 0 for seen in observation.others)
+
+
+@dataclass(frozen=True)
+class _Considered:
+    """An endpoint with what it wants, and its pools."""
+
+    seen: EndpointSeen
+    wants: Mapping[str, Verdict]
+    pools: tuple[Pool, ...]
+    memory: Memory
+
+
+def _consider(seen: EndpointSeen, memory: Memory, observation: Observation, options: PlannerOptions) -> _Considered:
+    ordered = {role: _ordered(seen, role, memory, observation.board) for role in seen.roles}
+    wants, memory = wants_of(seen, memory, ordered, options)
+    if seen.status.state == WAKING:
+        wants = {role: _never_fewer(want, ordered[role]) for role, want in wants.items()}
+    left_alone = seen.status.state in LEFT_ALONE or rests(seen)
+    if left_alone:
+        memory = memory.without_proposals()
+    if memory.refused_until is not None and observation.at >= memory.refused_until:
+        memory = replace(memory, refused_until=None)
+    fixed = left_alone or memory.refused_until is not None
+    pools = tuple(_pool(seen, role, wants[role], ordered[role], fixed) for role in ordered)
+    return _Considered(seen, wants, pools, memory)
+
+
+def _never_fewer(want: Verdict, ordered: int) -> Verdict:
+    if want.wanted >= ordered:
+        return want
+    return replace(want, wanted=ordered, reason=f"{want.reason}; it is being woken")
+
+
+def rests(seen: EndpointSeen) -> bool:
+    """Whether the endpoint is at rest, which the server alone decides."""
+    waits = seen.status.state == "waiting" and seen.spec.min_workers == 0
+    return waits or seen.status.state in RESTING
+
+
+def _ordered(seen: EndpointSeen, role: str, memory: Memory, board: int) -> int:
+    """Return the number of workers that the server keeps or starts in a role."""
+    if seen.status.state in ("failed", "deleting"):
+        return 0
+    if rests(seen):
+        return _held(seen, role)
+    if seen.status.state == WAKING:
+        # A start that is ordered takes its devices at once.
+        return max(_held(seen, role), memory.ordered(seen, role, board), bounds_of(seen.spec, role)[0])
+    # One that still waits for devices may show 0, and gets its minimum without an order.
+    return max(memory.ordered(seen, role, board), bounds_of(seen.spec, role)[0])
+
+
+def _held(seen: EndpointSeen, role: str) -> int:
+    return sum(worker.standing != "retiring" for worker in seen.fleet.of_role(role))
+
+
+def _pool(seen: EndpointSeen, role: str, want: Verdict, ordered: int, fixed: bool) -> Pool:
+    lowest, highest = bounds_of(seen.spec, role)
+    workers = seen.fleet.of_role(role)
+    leaving = sum(worker.standing == "retiring" for worker in workers)
+    return Pool(
+        seen.name,
+        role,
+        seen.view.created_at,
+        devices_of(seen.spec, workers),
+        lowest,
+        want.wanted,
+        ordered,
+        len(workers) - leaving,
+        leaving,
+        fixed=fixed or lowest >= highest,
+    )
+
+
+class _Budget:
+    """The budget of devices at one pull. `own`: devices of the endpoint that is changed by actions. `devices`: those
+    that all workers hold together; None if they are unknown, then nothing is shared out."""
+
+    def __init__(self, max_devices: int, own: float, devices: float | None, pools: Collection[Pool]) -> None:
+        self.devices = devices
+        self._max_devices = max_devices
+        self._own = own
+        self._shares = () if devices is None else share(pools, max_devices, own)
+
+    def verdicts(self, each: _Considered) -> tuple[Verdict, ...]:
+        """Return the verdicts about an endpoint; none if its number of workers is fixed."""
+        if rests(each.seen):
+            status = each.seen.status
+            why = f"left alone: it is {status.state}" + (f", {status.reason}" if status.reason else "")
+            return tuple(_left_alone(each, pool, why, each.seen.ready(pool.role)) for pool in each.pools)
+        return tuple(self._verdict(each, pool) for pool in each.pools if not pool.fixed)
+
+    def _verdict(self, each: _Considered, pool: Pool) -> Verdict:
+        mine = next((one for one in self._shares if one.pool == pool), None)
+        if mine is None:
+            return _left_alone(each, pool, "hold: statefile or bus cannot be read", None)
+        want, count = each.wants[pool.role], Count(pool.ordered, mine.gets, mine.order, each.seen.ready(pool.role))
+        return replace(want, reason=self._reason(want, mine), count=count)
+
+    def _reason(self, want: Verdict, mine: Share) -> str:
+        """Return why the pool gets what it gets, in a line with numbers."""
+        parts = [f"wants {want.wanted}: {want.reason}"]
+        if mine.gets < want.wanted:
+            others = [f"{_number(self._own)} {_are(self._own)} the graph's own"] if self._own else []
+            others += [_of_other(one) for one in self._shares if one is not mine and (one.gets or one.pool.fixed)]
+            most = self._max_devices
+            of = f"of {most} devices {', '.join(others)}" if others else f"there are {most} devices"
+            parts.append(f"gets {mine.gets}: {of}")
+        if mine.order < mine.gets:
+            parts.append(f"{mine.order} now, {mine.gets - mine.order} more when devices are given back")
+        return "; ".join(parts)
+
+
+def _left_alone(each: _Considered, pool: Pool, why: str, ready: int | None) -> Verdict:
+    number = pool.ordered
+    count = Count(number, number, number, ready)
+    return replace(each.wants[pool.role], wanted=number, reason=why, count=count)
+
+
+def _of_other(other: Share) -> str:
+    pool = other.pool
+    name = f"{pool.endpoint}'s {pool.role} workers'" if pool.role == PREFILL_ROLE else f"{pool.endpoint}'s"
+    devices = pool.takes(other.gets) if pool.fixed else pool.devices * other.gets
+    minimum = " minimum" if not pool.fixed and other.gets <= pool.minimum else ""
+    return f"{_number(devices)} {_are(devices)} {name}{minimum}"
+
+
+def _are(devices: Fraction | float) -> str:
+    return "is" if devices == 1 else "are"
+
+
+def _number(devices: Fraction | float) -> str:
+    return f"{float(devices):g}"
+
+
+# Shares one budget of devices among the workers of all endpoints.
+# The rules, in this order:
+# 1. What is not the planner's to change is taken: the graph's own workers, and pools that are `fixed`. 2. Minimums,
+# those of the oldest endpoint first. 3. One worker at a time for the pool that lacks the largest share of what it
+# wants; of equals, for the older endpoint. A pool whose next worker does not fit is passed over.
+#
+# So the shares follow from what is wanted now and not from who came first. An endpoint with more than its share gives
+# back at once, and others get those devices once they are free: workers that are ending still hold theirs.
+
+_FINEST = 1000
+"""Shares of a device are counted exactly, in fractions with at most this denominator: sums of floats would not be."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """An endpoint's workers of one role, as the budget sees them.
+
+    `devices`: those of each worker, or its share of one. `ordered`: number of workers that the server was told to run.
+    `staying` and `leaving`: workers that hold devices now. `fixed`: its number is not the planner's to change.
+    """
+
+    endpoint: str
+    role: str
+    created_at: float
+    devices: Fraction
+    minimum: int
+    wanted: int
+    ordered: int
+    staying: int
+    leaving: int = 0
+    fixed: bool = False
+
+    @property
+    def age(self) -> tuple[float, str, str]:
+        """Sort key: the oldest endpoint first."""
+        return self.created_at, self.endpoint, self.role
+
+    def unmet(self, workers: int) -> Fraction:
+        """Share of the wanted workers that `workers` do not make up, 0 to 1."""
+        return Fraction(max(self.wanted - workers, 0), max(self.wanted, 1))
+
+    def takes(self, workers: int) -> Fraction:
+        """Devices that the pool takes when brought to `workers`, while those that leave, or are still to leave, hold
+        theirs."""
+        return self.devices * (self.leaving + max(self.staying, workers))
+
+
+def devices_of(spec: EndpointSpec, workers: Sequence[WorkerSeen]) -> Fraction:
+    """Devices of each worker of an endpoint: as many as those that run hold, otherwise as the spec says. Workers
+    without devices (mockers, say) count as well: otherwise the budget would not limit their number."""
+    held = max((worker.devices for worker in workers), default=0)
+    return exact(held or devices_of_worker(spec) or 1)
+
+
+def exact(devices: float) -> Fraction:
+    """A number of devices as a fraction."""
+    return Fraction(devices).limit_denominator(_FINEST)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a pool gets. `gets`: its share, in workers. `order`: number of workers to order now, at most the share if
+    it is an increase."""
+
+    pool: Pool
+    gets: int
+    order: int
+
+
+def share(pools: Collection[Pool], devices: int, taken: float) -> tuple[Share, ...]:
+    """Return the share of each pool, the oldest endpoint first. The order of `pools` does not matter.
+
+    `devices`: the budget. `taken`: those of them that the graph's own workers have.
+    """
+    ordered = sorted(pools, key=lambda pool: pool.age)
+    mine = [pool for pool in ordered if not pool.fixed]
+    left = devices - exact(taken) - sum((pool.takes(pool.ordered) for pool in ordered if pool.fixed), Fraction(0))
+    shares = _divided(mine, left)
+    orders = _orders(mine, shares, left)
+    return tuple(
+        Share(pool, pool.ordered, pool.ordered) if pool.fixed else Share(pool, shares[pool], orders[pool])
+        for pool in ordered
+    )
 
 
 @dataclass
-class _Allocation:
-    """Shares the budget among the roles' proposals. `free`: devices that are left of the budget."""
+class _Counting:
+    """Workers of each pool so far, of `left` devices. Pools are in the order of their age.
 
-    options: PlannerOptions
-    free: float
-    actions: list[Action] = field(default_factory=list)
-    settled: list[_RoleProposal] = field(default_factory=list)
+    `held`: workers whose devices the pool has anyway, and which therefore take none.
+    """
 
-    def settle(self, proposals: list[_RoleProposal]) -> None:
-        """Choose the actions. Decode comes before prefill: a full KV cache stops the requests of both."""
-        short = [each for each in proposals if each.proposal.wanted > 0]
-        spare = [each for each in proposals if each.proposal.wanted < 0]
-        self.settled = [each for each in proposals if each.proposal.wanted == 0]
-        for each in short:
-            giver = next((other for other in spare if self._can_switch(each, other)), None)
-            if giver is not None:
-                spare.remove(giver)
-                self._switch(each, giver)
-            else:
-                self._add(each)
-        for each in spare:
-            self.actions.append(RemoveWorker(_victim(each), each.role.role))
-            self.settled.append(each)
-        self.settled.sort(key=lambda each: each.role.role)
+    left: Fraction
+    workers: dict[Pool, int]
+    upto: dict[Pool, int]
+    held: dict[Pool, int] = field(default_factory=dict)
 
-    def _can_switch(self, short: _RoleProposal, spare: _RoleProposal) -> bool:
-        return {short.role.role, spare.role.role} <= _SWITCHABLE and bool(spare.role.routable)
+    def fill(self) -> None:
+        """Add workers by the rules 2 and 3."""
+        for pool in self.workers:
+            while self.workers[pool] < min(pool.minimum, self.upto[pool]) and self._fits(pool):
+                self._add(pool)
+        while short := [p for p, number in self.workers.items() if number < self.upto[p] and self._fits(p)]:
+            # The first of equals, which is the oldest.
+            self._add(max(short, key=lambda pool: pool.unmet(self.workers[pool])))
 
-    def _switch(self, short: _RoleProposal, giver: _RoleProposal) -> None:
-        watcher = _victim(giver)
-        self.actions.append(SwitchRole(watcher, giver.role.role, short.role.role))
-        switches = f"{short_watcher(watcher)} {'would switch' if self.options.no_operation else 'switches'}"
-        self.settled += [short.because(f"{switches} to it"), giver.because(f"{switches} its role")]
+    def _fits(self, pool: Pool) -> bool:
+        return self._cost(pool) <= max(self.left, Fraction(0))
 
-    def _add(self, short: _RoleProposal) -> None:
-        role = short.role
-        cost = devices_of_one_more(role, self.options)
-        if not fits(0, cost, self.free):
-            self.settled.append(short.because(f"the budget has {max(self.free, 0):g} devices left, {cost:g} needed"))
-            return
-        self.free -= cost
-        self.actions.append(AddWorker(role.role, role.template))
-        self.settled.append(short)
+    def _add(self, pool: Pool) -> None:
+        self.left -= self._cost(pool)
+        self.workers[pool] += 1
+
+    def _cost(self, pool: Pool) -> Fraction:
+        return Fraction(0) if self.workers[pool] < self.held.get(pool, 0) else pool.devices
 
 
-def _restrained(role: RoleWindow, proposal: Proposal, history: History, options: PlannerOptions) -> Proposal:
-    """Return the proposal as far as the role's minimum, its starting workers and its last action allow it."""
-    staying = role.staying
-    if proposal.wanted <= 0 and (below := _below_minimum(staying, options)) is not None:
-        proposal = replace(proposal, wanted=1, reason=f"{below} ({proposal.reason})")
-    if proposal.wanted and (why := why_starting(role, history)) is not None:
-        return replace(proposal, wanted=0, reason=f"{proposal.reason}, but {why}")
-    if proposal.wanted and any(role.role in window.failed for window in history[-FAILED_INTERVALS:]):
-        return replace(proposal, wanted=0, reason=f"{proposal.reason}, but the last action failed")
-    if proposal.wanted < 0:
-        leaving = next((worker for worker in staying if worker.watcher == proposal.victim), None) or _last(role)
-        if leaving is None or _below_minimum(_without(leaving, staying), options) is not None:
-            minimum = max(options.min_gpu_budget, options.min_endpoint)
-            return replace(proposal, wanted=0, reason=f"{proposal.reason}, but the minimum is {minimum}")
-        return replace(proposal, victim=leaving.watcher)
-    return proposal
+def _divided(pools: Sequence[Pool], left: Fraction) -> dict[Pool, int]:
+    """Return the share of each pool, as if no worker ran."""
+    counting = _Counting(left, dict.fromkeys(pools, 0), {pool: pool.wanted for pool in pools})
+    counting.fill()
+    return counting.workers
 
 
-def _below_minimum(workers: Collection[WorkerWindow], options: PlannerOptions) -> str | None:
-    """Return which minimum the workers of a role fall short of, or None."""
-    held = devices_for_minimum(workers, options)
-    if held < options.min_gpu_budget:
-        return f"{held} devices, minimum {options.min_gpu_budget}"
-    if len(workers) < options.min_endpoint:
-        return f"{len(workers)} workers, minimum {options.min_endpoint}"
-    return None
-
-
-def _without(leaving: WorkerWindow, workers: Collection[WorkerWindow]) -> list[WorkerWindow]:
-    return [worker for worker in workers if worker is not leaving]
-
-
-def _last(role: RoleWindow) -> WorkerWindow | None:
-    return max(role.routable, key=lambda worker: worker.rank, default=None)
-
-
-def _victim(spare: _RoleProposal) -> str:
-    assert spare.proposal.victim is not None, "a restrained proposal for one worker less names the worker"
-    return spare.proposal.victim
+def _orders(pools: Sequence[Pool], shares: dict[Pool, int], left: Fraction) -> dict[Pool, int]:
+    """Return the number to order for each pool: less at once, more as far as devices are free now."""
+    # Never below the minimum, which the server would refuse: where it does not fit, the endpoint waits for devices.
+    base = {pool: min(pool.ordered, max(shares[pool], pool.minimum)) for pool in pools}
+    free = left - sum((pool.takes(base[pool]) for pool in pools), Fraction(0))
+    counting = _Counting(free, base, shares, {pool: pool.staying for pool in pools})
+    counting.fill()
+    return counting.workers

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from dynamo_local.core.errors import ConfigError
 from dynamo_local.core.fleet.view import PREFILL_ROLE
-from dynamo_local.core.planning.actions import DeviceLimits
 from dynamo_local.core.shares import fits
 
 
@@ -123,9 +122,9 @@ class PlannerOptions:
         """Return the number of devices that an engine of that role takes."""
         return self.prefill_engine_num_gpu if role == PREFILL_ROLE else self.decode_engine_num_gpu
 
-    def limits(self, inventory: int | None) -> DeviceLimits:
-        """Return the limits on a machine with `inventory` devices (None: unknown)."""
-        return DeviceLimits(self.max_gpu_budget if inventory is None else min(self.max_gpu_budget, inventory))
+    def max_devices(self, inventory: int | None) -> int:
+        """Return the budget on a machine with `inventory` devices (None: unknown)."""
+        return self.max_gpu_budget if inventory is None else min(self.max_gpu_budget, inventory)
 
     def check_fits(self, devices: float) -> None:
         """Raise ConfigError if `devices`, held by all workers together, exceed the budget of a planner that acts."""

@@ -1,4 +1,4 @@
-"""What the planner sees: observations at a pull, and the windows of an adjustment interval. Pure.
+"""What the planner sees: the endpoints at a pull, and the windows of an endpoint's adjustment intervals. Pure.
 
 What is unknown is None."""
 
@@ -9,15 +9,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.fleet.rates import Reading, reading_of
-from dynamo_local.core.fleet.view import ENGINE_ROLES, RoutingCounts, routing_of
+from dynamo_local.core.fleet.view import AGGREGATED_ROLE, DECODE_ROLE, ENGINE_ROLES, PREFILL_ROLE, RoutingCounts
+from dynamo_local.core.messages.endpoints import EndpointStatus, EndpointView
 from dynamo_local.core.messages.presence import MigrationCounts, Presence
-from dynamo_local.core.migration.protocol import migrations_of
+from dynamo_local.core.messages.work import QueueLength
 from dynamo_local.core.names import MAIN, parse_watcher
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.shares import summed
 
-# Observations: workers, their loads, and the prefill queue at a pull of the planner. What is unknown is None.
+# Observations: endpoints, their workers with their loads, and their prefill queues at a pull of the planner.
 
 Standing = Literal["starting", "routable", "parked", "retiring"]
 """`starting`: the statefile has the worker, and it is not ready (yet, or again). `parked`: the worker takes no requests
@@ -26,7 +28,7 @@ until it is woken, and keeps its device. `retiring`: the worker drains, or its l
 
 @dataclass(frozen=True)
 class Claim:
-    """The statefile's entry of a worker that runs, starts, restarts or ends (`retiring`)."""
+    """The statefile's entry of a worker of an endpoint that runs, starts, restarts or ends (`retiring`)."""
 
     watcher: str
     role: str
@@ -50,33 +52,17 @@ class WorkerSeen:
 
 
 @dataclass(frozen=True)
-class QueueReading:
-    """Numbers of prefill jobs: waiting in the queue, and in the hands of workers."""
-
-    waiting: int
-    in_hand: int
-
-
-@dataclass(frozen=True)
-class Observation:
-    """The server at one pull. `at` is CLOCK_MONOTONIC, in seconds.
+class Fleet:
+    """The workers of an endpoint's revisions and its prefill queue at one pull. `at` is CLOCK_MONOTONIC, in seconds.
 
     `workers` are ordered by watcher, and None if the statefile or the bus could not be read. `templates` names, for
-    each role of the graph, the service whose unsuffixed entry new workers copy. `inventory`: number of devices.
+    each role of the endpoint, the service whose unsuffixed entry new workers copy.
     """
 
     at: float
     workers: tuple[WorkerSeen, ...] | None
-    queue: QueueReading | None
+    queue: QueueLength | None
     templates: Mapping[str, str]
-    inventory: int | None = None
-    migrations: MigrationCounts | None = None
-    """Migrations of all frontends, for recorders only: no policy reads them."""
-    routing: RoutingCounts | None = None
-    recomputed_tokens: int | None = None
-    """What routers have counted, and what workers compute again after preemptions, for recorders only as well."""
-    taken: float = 0
-    """Devices that the workers of endpoints hold, or have been promised."""
 
     def of_role(self, role: str) -> tuple[WorkerSeen, ...]:
         """Return the workers of that role; none if the workers are unknown."""
@@ -84,9 +70,8 @@ class Observation:
 
     @property
     def devices(self) -> float | None:
-        """Devices that all workers hold together, shares of them added up, those of endpoints, starting and leaving
-        ones included."""
-        return None if self.workers is None else summed([self.taken, *(worker.devices for worker in self.workers)])
+        """Devices that the workers hold together, shares of them added up, starting and leaving ones included."""
+        return None if self.workers is None else summed(worker.devices for worker in self.workers)
 
 
 def observe(
@@ -94,37 +79,19 @@ def observe(
     claims: Collection[Claim] | None,
     members: Iterable[Presence],
     routable: Iterable[Presence],
-    queue: QueueReading | None,
+    queue: QueueLength | None,
     templates: Mapping[str, str],
-    inventory: int | None = None,
-    taken: float = 0,
-) -> Observation:
-    """Combine statefile (`claims`), presences and queue into an observation.
+) -> Fleet:
+    """Combine statefile (`claims`), presences and queue of an endpoint.
 
     `members`: all processes with a presence; `routable`: those of them that may be given work. `claims` is None if the
     statefile or the bus could not be read.
     """
-    members = tuple(members)
     heard = {presence.watcher: presence for presence in members}
     good = {presence.lease for presence in routable}
     workers = None if claims is None else tuple(_seen(claim, heard.get(claim.watcher), good, at) for claim in claims)
-    return Observation(
-        at=at,
-        workers=None if workers is None else tuple(sorted(workers, key=lambda worker: worker.watcher)),
-        queue=queue,
-        templates=dict(templates),
-        inventory=inventory,
-        migrations=migrations_of(members),
-        routing=routing_of(members),
-        recomputed_tokens=_recomputed(members),
-        taken=taken,
-    )
-
-
-def _recomputed(members: Iterable[Presence]) -> int | None:
-    loads = [member.load for member in members if member.load is not None]
-    known = [load.recomputed_tokens for load in loads if load.recomputed_tokens is not None]
-    return sum(known) if known else None
+    ordered = None if workers is None else tuple(sorted(workers, key=lambda worker: worker.watcher))
+    return Fleet(at, ordered, queue, dict(templates))
 
 
 def _seen(claim: Claim, presence: Presence | None, routable: Collection[str], at: float) -> WorkerSeen:
@@ -148,22 +115,124 @@ def _standing(presence: Presence, routable: Collection[str]) -> Standing:
     return presence.state if presence.state in ("starting", "parked") else "retiring"
 
 
+@dataclass(frozen=True)
+class EndpointSeen:
+    """An endpoint at one pull.
+
+    `in_flight`: requests that frontends have admitted and not finished, waiting ones included. `held`: those of
+    them that wait for a worker. `queued`: asynchronous tasks beside them.
+
+    `by_actions`: its changes are actions, ordered one at a time at the end of an adjustment interval, within the
+    budgets of the planner's options. Otherwise numbers of workers are ordered at every pull, within the bounds of its
+    spec.
+    """
+
+    view: EndpointView
+    fleet: Fleet
+    in_flight: int | None = None
+    held: int | None = None
+    queued: int = 0
+    by_actions: bool = False
+
+    @property
+    def spec(self) -> EndpointSpec:
+        return self.view.spec
+
+    @property
+    def status(self) -> EndpointStatus:
+        return self.view.status
+
+    @property
+    def name(self) -> str:
+        return self.view.spec.name
+
+    @property
+    def age(self) -> tuple[float, str]:
+        """Sort key: the oldest endpoint first."""
+        return self.view.created_at, self.name
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return tuple(self.fleet.templates)
+
+    def ready(self, role: str) -> int | None:
+        """Number of workers of a role that take requests; None if the workers are unknown."""
+        if self.fleet.workers is None:
+            return None
+        return sum(worker.standing == "routable" for worker in self.fleet.of_role(role))
+
+    def ordered(self, role: str) -> int:
+        """Number of workers of a role that the server has been told to run."""
+        return self.status.wanted_prefill if role == PREFILL_ROLE else self.status.wanted
+
+    def demand(self, role: str) -> int | None:
+        """What the workers of a role have to do now: requests in flight, and queued tasks; for prefill workers the jobs
+        in their queue and in their hands. None if that cannot be read."""
+        if role != PREFILL_ROLE:
+            return None if self.in_flight is None else self.in_flight + self.queued
+        queue = self.fleet.queue
+        return None if queue is None else queue.waiting + queue.in_hand
+
+
+def worker_roles(spec: EndpointSpec) -> tuple[str, ...]:
+    """The roles of an endpoint's workers. An adapter of another endpoint has none."""
+    if spec.adapter_of is not None:
+        return ()
+    return (DECODE_ROLE, PREFILL_ROLE) if spec.disaggregated else (AGGREGATED_ROLE,)
+
+
+def main_of(fleet: Fleet) -> EndpointSeen:
+    """Return the endpoint of the graph's own model, which is on no board."""
+    view = EndpointView(EndpointSpec(name=MAIN, model=""), EndpointStatus("ready"), 0.0, 0.0)
+    return EndpointSeen(view, fleet, by_actions=True)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The server at one pull. `at` is CLOCK_MONOTONIC, in seconds.
+
+    `endpoints`: those of the board, and that of the graph's own model if it has one. `held`: devices that all workers
+    hold together, shares of them added up, starting and leaving ones included. `inventory`: number of devices. `board`:
+    number of the board. The rest is counted by all processes together, for recorders only: no policy reads it.
+    """
+
+    at: float
+    endpoints: tuple[EndpointSeen, ...]
+    held: float | None
+    inventory: int | None = None
+    board: int = 0
+    migrations: MigrationCounts | None = None
+    routing: RoutingCounts | None = None
+    recomputed_tokens: int | None = None
+
+    @property
+    def main(self) -> EndpointSeen | None:
+        """The endpoint that is changed by actions; None if the graph has no workers of its own."""
+        return next((seen for seen in self.endpoints if seen.by_actions), None)
+
+    @property
+    def others(self) -> tuple[EndpointSeen, ...]:
+        """The endpoints that are ordered by numbers, the oldest first."""
+        return tuple(sorted((seen for seen in self.endpoints if not seen.by_actions), key=lambda seen: seen.age))
+
+
+def recomputed_of(members: Iterable[Presence]) -> int | None:
+    """Return the tokens that workers have computed again after preemptions, all together. None if none tells."""
+    loads = [member.load for member in members if member.load is not None]
+    known = [load.recomputed_tokens for load in loads if load.recomputed_tokens is not None]
+    return sum(known) if known else None
+
+
 # Aggregates the pulls of one adjustment interval into a window, and keeps a history of windows. Pure.
 
 
 @dataclass(frozen=True)
-class WorkerWindow:
+class WorkerWindow(WorkerSeen):
     """A worker at the end of the interval, with means over its readings.
 
     The means are None if the last pull has no reading of the worker: earlier ones may no longer hold.
     """
 
-    watcher: str
-    role: str
-    standing: Standing
-    devices: float
-    kv_tokens: int | None = None
-    last: Reading | None = None
     kv_usage: float | None = None
     pressure: float | None = None
     """Mean KV usage, 0 to 1, where each moment with waiting requests counts as 1: such a worker has no room for more
@@ -216,12 +285,12 @@ class RoleWindow:
     @property
     def known(self) -> tuple[WorkerWindow, ...]:
         """Routable workers whose load is known."""
-        return tuple(worker for worker in self.routable if worker.last is not None)
+        return tuple(worker for worker in self.routable if worker.reading is not None)
 
     @property
     def unread(self) -> tuple[WorkerWindow, ...]:
         """Routable workers whose load is not known."""
-        return tuple(worker for worker in self.routable if worker.last is None)
+        return tuple(worker for worker in self.routable if worker.reading is None)
 
     @property
     def pressure(self) -> float | None:
@@ -262,10 +331,9 @@ class QueueWindow:
 class Window:
     """An adjustment interval, from `started` to `ended` (CLOCK_MONOTONIC, s).
 
-    `roles`: the roles of the graph; None if statefile or bus could not be read at the last pull. `queue`: None if the
-    queue could not be read then, or the graph has none. `inventory`: number of devices. `failed`: roles whose action at
-    the end of the interval failed. `added`: roles to which a worker was added then. `taken`: devices that endpoints
-    have.
+    `roles`: the roles of the endpoint; None if statefile or bus could not be read at the last pull. `queue`: None if
+    the queue could not be read then, or there is none. `failed`: roles whose action at the end of the interval failed.
+    `added`: roles to which a worker was added then.
     """
 
     started: float
@@ -273,10 +341,8 @@ class Window:
     pulls: int
     roles: Mapping[str, RoleWindow] | None
     queue: QueueWindow | None = None
-    inventory: int | None = None
     failed: frozenset[str] = frozenset()
     added: frozenset[str] = frozenset()
-    taken: float = 0
 
     def role(self, name: str) -> RoleWindow | None:
         return None if self.roles is None else self.roles.get(name)
@@ -297,7 +363,7 @@ def remember(history: History, window: Window, options: PlannerOptions) -> Histo
     return tuple(old for number, old in enumerate(reversed(longer)) if number < kept or old.ended >= since)[::-1]
 
 
-def aggregate(pulls: Sequence[Observation]) -> Window:
+def aggregate(pulls: Sequence[Fleet]) -> Window:
     """Return the window of at least one pull, oldest first."""
     last = pulls[-1]
     return Window(
@@ -306,12 +372,10 @@ def aggregate(pulls: Sequence[Observation]) -> Window:
         pulls=len(pulls),
         roles=_roles(pulls) if last.workers is not None else None,
         queue=_queue([pull.queue for pull in pulls]),
-        inventory=last.inventory,
-        taken=last.taken,
     )
 
 
-def _roles(pulls: Sequence[Observation]) -> dict[str, RoleWindow]:
+def _roles(pulls: Sequence[Fleet]) -> dict[str, RoleWindow]:
     first, last = pulls[0], pulls[-1]
     return {
         role: RoleWindow(
@@ -324,10 +388,9 @@ def _roles(pulls: Sequence[Observation]) -> dict[str, RoleWindow]:
     }
 
 
-def _worker(seen: WorkerSeen, pulls: Sequence[Observation]) -> WorkerWindow:
-    window = WorkerWindow(seen.watcher, seen.role, seen.standing, seen.devices, seen.kv_tokens)
+def _worker(seen: WorkerSeen, pulls: Sequence[Fleet]) -> WorkerWindow:
     if seen.reading is None:
-        return window
+        return WorkerWindow(**vars(seen))
     read = [
         (pull.at - worker.reading.age_s, worker.reading)
         for pull in pulls
@@ -336,12 +399,7 @@ def _worker(seen: WorkerSeen, pulls: Sequence[Observation]) -> WorkerWindow:
     ]
     readings = [reading for _, reading in read]
     return WorkerWindow(
-        seen.watcher,
-        seen.role,
-        seen.standing,
-        seen.devices,
-        seen.kv_tokens,
-        last=seen.reading,
+        **vars(seen),
         kv_usage=mean(reading.kv_usage for reading in readings),
         pressure=mean(1.0 if reading.waiting > 0 else reading.kv_usage for reading in readings),
         running=mean(reading.running for reading in readings),
@@ -362,7 +420,7 @@ def _busy(read: Sequence[tuple[float, Reading]]) -> float | None:
     return min((last.prefill_s - first.prefill_s) / (end - begin), 1.0)
 
 
-def _queue(readings: Sequence[QueueReading | None]) -> QueueWindow | None:
+def _queue(readings: Sequence[QueueLength | None]) -> QueueWindow | None:
     known = [reading for reading in readings if reading is not None]
     if readings[-1] is None or not known:
         return None

@@ -24,7 +24,7 @@ from dynamo_local.core.messages.presence import Counts, Load, Presence
 from dynamo_local.core.messages.reports import Event, PlannerReport
 from dynamo_local.core.messages.work import PrefillJob
 from dynamo_local.core.names import check_endpoint
-from dynamo_local.core.planning.endpoints.decision import ScaleEndpoint
+from dynamo_local.core.planning.actions import ScaleEndpoint
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.planner.decision_log import DecisionLog

@@ -8,12 +8,15 @@ import msgspec
 import pytest
 
 from dynamo_local.core import codec
-from dynamo_local.core.messages.reports import DecisionReport, Event, PlannerReport
-from dynamo_local.core.planning.actions import Action, ActionOutcome, RemoveWorker
+from dynamo_local.core.messages.reports import DecisionReport, EndpointReport, Event, PlannerReport
+from dynamo_local.core.planning.actions import Action, ActionOutcome, OrderOutcome, RemoveWorker
+from dynamo_local.core.planning.decide import decide
 from dynamo_local.core.planning.decision import Decision, Verdict
 from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.planning.window import Observation, main_of
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.planner.publisher import PlannerPublisher
+from tests.unit.core.planning import endpoint_fleets
 from tests.unit.core.planning.fleets import pull, worker
 
 REMOVE = RemoveWorker("ns_VllmWorker_1", "decode")
@@ -50,7 +53,7 @@ def decision(load: float, *actions: Action, acts: bool = True) -> Decision:
 
 
 def report(publisher: PlannerPublisher) -> PlannerReport:
-    publisher.observed(pull(worker()))
+    publisher.observed(Observation(0.0, (main_of(pull(worker())),), 1), ())
     told = publisher.report()
     return codec.decode(codec.encode(told), PlannerReport)
 
@@ -87,3 +90,30 @@ async def test_what_an_observer_would_do_is_an_event_until_it_changes(
         (SUBJECTS.events, Event("planner", "would remove VllmWorker_1", "decode: load 0.10", "ns_Planner")),
         (SUBJECTS.events, Event("planner", "would remove VllmWorker_1", "decode: load 0.20", "ns_Planner")),
     ]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "told"), [(OrderOutcome(True), ()), (OrderOutcome(False, "no"), ("not done: no",))]
+)
+async def test_reports_and_events_tell_of_orders(outcome: OrderOutcome, told: tuple[str, ...], bus: SentBus) -> None:
+    publisher = PlannerPublisher(bus, SUBJECTS, PlannerOptions())  # type: ignore[arg-type]
+    observation = endpoint_fleets.pull(endpoint_fleets.seen(endpoint_fleets.spec(), in_flight=100))
+    decisions = decide(observation, {}, PlannerOptions()).decisions
+    publisher.observed(observation, decisions)
+    publisher.decided(decisions[0], (outcome,))
+    found = codec.decode(codec.encode(publisher.report()), PlannerReport)
+    assert found.endpoints == (EndpointReport("chat", "aggregated", 1, 1, 100, 7, 7, state="ready"),)
+    assert (found.roles, found.devices, found.max_devices) == ((), 1, 8)
+    assert [each.outcomes for each in found.decisions] == [told]
+    await publisher.publish_events()
+    change = "chat: 7 workers instead of 1"
+    what = change if outcome.done else f"not done: {change}: no"
+    reasons = "planner: wants 7: at most 100 requests in flight in 600 s, 16 per worker"
+    assert bus.sent == [(SUBJECTS.events, Event("scale", what, reasons))]
+
+
+async def test_what_an_observer_would_order_is_an_event(publisher: PlannerPublisher, bus: SentBus) -> None:
+    observation = endpoint_fleets.pull(endpoint_fleets.seen(endpoint_fleets.spec(), in_flight=100))
+    publisher.decided(endpoint_fleets.decided(observation, PlannerOptions(no_operation=True))["chat"], ())
+    await publisher.publish_events()
+    assert [message.kind for _, message in bus.sent if isinstance(message, Event)] == ["planner"]

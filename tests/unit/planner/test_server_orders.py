@@ -15,7 +15,7 @@ from dynamo_local.control.client import ControlClient
 from dynamo_local.control.operations import BEGIN_PLANNING, GET_ORDER, TAKE_ACTION, Call
 from dynamo_local.control.orders import OrderView
 from dynamo_local.core.errors import DeviceError, NotRunningError, UnansweredError, UsageError
-from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, DeviceLimits
+from dynamo_local.core.planning.actions import ActionOutcome, AddWorker
 from dynamo_local.planner import server_orders as module
 from dynamo_local.planner.server_orders import ServerOrders
 from dynamo_local.supervisor.control.api import ControlApi, Orders
@@ -93,7 +93,7 @@ async def test_an_action_is_carried_out_once_though_answers_are_lost(
     caplog.set_level("INFO")
     server.refusals = [UnansweredError("the server does not answer")]
     async with server.runs():
-        acting = asyncio.create_task(server.orders.take_action(ADD, DeviceLimits(4), "load 0.95"))
+        acting = asyncio.create_task(server.orders.take_action(ADD, 4, "load 0.95"))
         await server.under_way.wait()
         server.refusals = [UnansweredError("the server does not answer")] * 2
         server.may_end.set()
@@ -117,7 +117,7 @@ async def test_what_the_order_ends_with_is_raised(server: Server) -> None:
     server.may_end.set()
     async with server.runs():
         with pytest.raises(UsageError, match="no device is free"):
-            await server.orders.take_action(ADD, DeviceLimits(4), "")
+            await server.orders.take_action(ADD, 4, "")
 
 
 async def test_a_server_that_was_started_again_is_told_who_acts(server: Server) -> None:
@@ -128,17 +128,17 @@ async def test_a_server_that_was_started_again_is_told_who_acts(server: Server) 
     server.may_end.set()
     async with server.runs():
         server.refusals = [unknown]
-        assert (await server.orders.take_action(ADD, DeviceLimits(4), "")).done
+        assert (await server.orders.take_action(ADD, 4, "")).done
         assert server.asked[1] == {"pid": os.getpid()}
         server.refusals = [unknown, other]
         with pytest.raises(UsageError, match="process 7 is the planner already"):
-            await server.orders.take_action(ADD, DeviceLimits(4), "")
+            await server.orders.take_action(ADD, 4, "")
     assert server.begun == 1
 
 
 async def test_an_action_of_a_planner_that_ends_is_left_to_the_server(server: Server) -> None:
     async with server.runs():
-        acting = asyncio.create_task(server.orders.take_action(ADD, DeviceLimits(4), ""))
+        acting = asyncio.create_task(server.orders.take_action(ADD, 4, ""))
         await server.under_way.wait()
         acting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -149,7 +149,7 @@ async def test_an_action_of_a_planner_that_ends_is_left_to_the_server(server: Se
 
 
 async def test_without_a_server_nothing_is_waited_for(server: Server) -> None:
-    for call in (server.orders.take_action(ADD, DeviceLimits(), ""), server.orders.begin_planning(waits=True)):
+    for call in (server.orders.take_action(ADD, 4, ""), server.orders.begin_planning(waits=True)):
         with pytest.raises(NotRunningError):
             await call
 

@@ -43,6 +43,6 @@ def specs(draw: st.DrawFn, name: st.SearchStrategy[str] = names, base: str | Non
         "awake": draw(st.lists(st.sampled_from(["mon-fri 08:00-18:30", "daily 20:00"]), max_size=2)),
         "forecast": draw(st.booleans()),
         "requests_per_worker": draw(st.integers(1, 64)),
-        "policy": draw(st.sampled_from(["concurrency", "load", "freeness"])),
+        "policy": draw(st.sampled_from(["concurrency", "load", "freeness", "dynamo"])),
     }
     return read_spec(fields)

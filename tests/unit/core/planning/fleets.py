@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dynamo_local.core.fleet.rates import Reading
+from dynamo_local.core.messages.work import QueueLength
 from dynamo_local.core.planning.actions import Action, AddWorker, RemoveWorker, SwitchRole
-from dynamo_local.core.planning.decide import decide
 from dynamo_local.core.planning.decision import Decision
 from dynamo_local.core.planning.options import PlannerOptions
+from dynamo_local.core.planning.steps import step
 from dynamo_local.core.planning.window import (
+    Fleet,
     History,
-    Observation,
-    QueueReading,
     Standing,
     Window,
     WorkerSeen,
@@ -56,12 +56,11 @@ def prefiller(name: str = "PrefillWorker", *, busy: bool = False, kv: float | No
 def pull(
     *workers: WorkerSeen,
     at: float = 0.0,
-    queue: QueueReading | int | None = 0,
-    inventory: int | None = None,
+    queue: QueueLength | int | None = 0,
     templates: dict[str, str] | None = None,
-) -> Observation:
-    reading = QueueReading(queue, 0) if isinstance(queue, int) else queue
-    return Observation(at, tuple(workers), reading, templates or DISAGGREGATED, inventory)
+) -> Fleet:
+    reading = QueueLength(queue, 0) if isinstance(queue, int) else queue
+    return Fleet(at, tuple(workers), reading, templates or DISAGGREGATED)
 
 
 def quiet_history(window: Window, intervals: int = 4) -> History:
@@ -70,14 +69,20 @@ def quiet_history(window: Window, intervals: int = 4) -> History:
 
 
 def decision_of(
-    pulls: Observation | Sequence[Observation],
+    pulls: Fleet | Sequence[Fleet],
     options: PlannerOptions | None = None,
     history: History | None = None,
+    *,
+    inventory: int | None = None,
+    taken: float = 0,
 ) -> Decision:
-    """Decide on these pulls. Without `history`, all earlier intervals were alike."""
-    window = aggregate([pulls] if isinstance(pulls, Observation) else pulls)
+    """Decide on these pulls. Without `history`, all earlier intervals were alike. `taken`: devices of other
+    endpoints."""
+    window = aggregate([pulls] if isinstance(pulls, Fleet) else pulls)
     known = quiet_history(window) if history is None else history
-    return decide(window, known, options or PlannerOptions(), window.ended)
+    options = options or PlannerOptions()
+    most = options.max_gpu_budget if inventory is None else min(options.max_gpu_budget, inventory)
+    return step(window, known, options, most, taken)
 
 
 def reason_of(decision: Decision, role: str) -> str:
@@ -104,7 +109,7 @@ class LivingFleet:
         """Simulate an adjustment interval, and apply the actions at its end at once."""
         pulls = [self._pull() for _ in range(5)]
         window = aggregate(pulls)
-        decision = decide(window, self.history, self.options, self.now)
+        decision = step(window, self.history, self.options, self.options.max_gpu_budget)
         self.history = remember(self.history, window, self.options)
         self.decisions.append(decision)
         for action in decision.actions:
@@ -118,7 +123,7 @@ class LivingFleet:
     def total(self) -> int:
         return len(self.roles)
 
-    def _pull(self) -> Observation:
+    def _pull(self) -> Fleet:
         self.now += self.options.adjustment_interval / 5
         decoding, prefilling = max(self.count("decode"), 1), max(self.count("prefill"), 1)
         self.queue = max(0.0, self.queue + self.jobs_per_interval / 5 * (self.prefill_work - prefilling))
@@ -135,7 +140,7 @@ class LivingFleet:
                 # A partly busy worker has work at that share of the five pulls.
                 seen.append(prefiller(name, busy=self.queue > 0 or step < busy * 5 - 0.5))
         in_hand = math.ceil(JOBS_IN_HAND * min(self.prefill_work, prefilling))
-        return pull(*seen, at=self.now, queue=QueueReading(int(self.queue), in_hand))
+        return pull(*seen, at=self.now, queue=QueueLength(int(self.queue), in_hand))
 
     def _apply(self, action: Action) -> None:
         match action:

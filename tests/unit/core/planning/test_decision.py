@@ -12,11 +12,9 @@ from dynamo_local.core.planning.actions import (
     Restart,
     SwitchRole,
 )
-from dynamo_local.core.planning.decide import decide
 from dynamo_local.core.planning.decision import Decision, Verdict, event_of
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.window import aggregate
-from tests.unit.core.planning.fleets import prefiller, pull, worker
+from tests.unit.core.planning.fleets import decision_of, prefiller, pull, worker
 
 REMOVE = RemoveWorker("ns_VllmWorker_1", "decode")
 
@@ -39,7 +37,7 @@ def test_no_operation_decides_which_words_are_used(observes: bool) -> None:
     # One prefill worker is idle and the decode worker is full: one of the prefill workers switches.
     found = pull(worker(kv=0.95), prefiller(), prefiller("PrefillWorker_1"))
     options = PlannerOptions(max_gpu_budget=4, no_operation=observes)
-    made = decide(aggregate([found]), (), options, 0.0)
+    made = decision_of(found, options, ())
     assert made.acts is not observes
     assert made.change.startswith("would ") is observes
     assert any("would switch" in verdict.reason for verdict in made.verdicts) is observes
@@ -76,15 +74,15 @@ def test_an_action_that_is_over_is_an_event(
 def test_workers_with_shares_of_devices_count_as_shares() -> None:
     options = PlannerOptions(max_gpu_budget=2, no_operation=False)
     full = [worker(f"VllmWorker_{n}", kv=0.99, waiting=9, devices=0.5) for n in range(3)]
-    made = decide(aggregate([pull(*full, templates={"decode": "VllmWorker"})]), (), options, 0.0)
+    made = decision_of(pull(*full, templates={"decode": "VllmWorker"}), options, ())
     assert (made.devices, made.actions) == (1.5, (AddWorker("decode", "VllmWorker"),))
     full.append(worker("VllmWorker_3", kv=0.99, waiting=9, devices=0.5))
-    made = decide(aggregate([pull(*full, templates={"decode": "VllmWorker"})]), (), options, 0.0)
+    made = decision_of(pull(*full, templates={"decode": "VllmWorker"}), options, ())
     assert (made.devices, made.actions) == (2, ())
     assert made.verdicts[0].reason.endswith("the budget has 0 devices left, 0.5 needed")
 
 
 def test_a_worker_with_a_share_is_as_good_as_one_with_a_device_for_the_minimum() -> None:
     options = PlannerOptions(max_gpu_budget=2, min_gpu_budget=1, no_operation=False)
-    made = decide(aggregate([pull(worker(devices=0.5), templates={"decode": "VllmWorker"})]), (), options, 0.0)
+    made = decision_of(pull(worker(devices=0.5), templates={"decode": "VllmWorker"}), options, ())
     assert made.actions == ()

@@ -10,10 +10,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dynamo_local.core.planning.actions import AddWorker, RemoveWorker
-from dynamo_local.core.planning.decide import decide
 from dynamo_local.core.planning.decision import Decision
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.window import History, Observation, Window, WorkerSeen, aggregate
+from dynamo_local.core.planning.steps import step
+from dynamo_local.core.planning.window import Fleet, History, Window, WorkerSeen, aggregate
 from tests.unit.core.planning.fleets import prefiller, pull, reason_of, worker
 
 OPTIONS = PlannerOptions(policy="dynamo", prefill_queue_scale_up_threshold=5.0)
@@ -99,7 +99,7 @@ def history_of(interval: Interval, added: Sequence[bool]) -> History:
 
 def decided(interval: Interval, limits: PlannerOptions = OPTIONS, added: Sequence[bool] = ()) -> Decision:
     window = interval.window
-    return decide(window, history_of(interval, added), limits, window.ended)
+    return step(window, history_of(interval, added), limits, limits.max_gpu_budget)
 
 
 def changes_of(decision: Decision) -> list[tuple[str, str]]:
@@ -127,7 +127,7 @@ def test_nothing_changes_after_an_interval_in_which_a_worker_came_or_went(
     other = replace(interval, prefill=data.draw(st.integers(1, 4).filter(lambda number: number != interval.prefill)))
     pulls = [pull(*one.workers, at=float(at), queue=9) for at, one in enumerate((other, interval))]
     window = aggregate(pulls)
-    decision = decide(window, (), limits, window.ended)
+    decision = step(window, (), limits, limits.max_gpu_budget)
     assert decision.actions == ()
     assert "at the interval's start" in reason_of(decision, "prefill")
 
@@ -163,7 +163,7 @@ def test_a_constant_load_between_the_thresholds_goes_up_and_down_as_with_dynamo(
 
 def test_no_worker_goes_while_the_load_of_one_is_unknown() -> None:
     window = aggregate([pull(worker(kv=0.1), worker("VllmWorker_1", kv=None), prefiller(), queue=1)])
-    assert decide(window, (), OPTIONS, 0.0).actions == ()
+    assert step(window, (), OPTIONS, 8).actions == ()
 
 
 def test_a_role_below_its_minimum_gets_no_worker() -> None:
@@ -173,6 +173,6 @@ def test_a_role_below_its_minimum_gets_no_worker() -> None:
 
 def test_unknown_numbers_change_nothing() -> None:
     window = aggregate([pull(worker(kv=None), worker("VllmWorker_1", kv=None), prefiller(), queue=None)])
-    assert decide(window, (), OPTIONS, 0.0).actions == ()
-    blind = aggregate([Observation(0.0, None, None, {"decode": "VllmWorker"}), pull(worker(kv=0.99), prefiller())])
-    assert decide(blind, (), OPTIONS, 0.0).actions == ()
+    assert step(window, (), OPTIONS, 8).actions == ()
+    blind = aggregate([Fleet(0.0, None, None, {"decode": "VllmWorker"}), pull(worker(kv=0.99), prefiller())])
+    assert step(blind, (), OPTIONS, 8).actions == ()

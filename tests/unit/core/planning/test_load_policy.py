@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from dynamo_local.core.messages.work import QueueLength
 from dynamo_local.core.planning.actions import AddWorker, RemoveWorker, SwitchRole
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.window import QueueReading, aggregate
+from dynamo_local.core.planning.window import aggregate
 from tests.unit.core.planning.fleets import AGGREGATED, decision_of, prefiller, pull, reason_of, worker
 
 ADD_DECODE = (AddWorker("decode", "VllmWorker"),)
@@ -104,7 +105,7 @@ def test_no_prefill_worker_is_removed_if_the_others_could_not_do_its_work() -> N
 
 
 def test_jobs_in_hand_do_not_wait() -> None:
-    found = pull(worker(), prefiller(busy=True), queue=QueueReading(0, 4))
+    found = pull(worker(), prefiller(busy=True), queue=QueueLength(0, 4))
     assert decision_of(found).actions == ()
 
 
@@ -137,8 +138,8 @@ def test_the_budget_counts_what_leaves_and_what_starts() -> None:
 
 
 def test_the_budget_is_never_more_than_there_is() -> None:
-    assert decision_of(pull(worker(kv=0.95), prefiller(busy=True), inventory=2)).actions == ()
-    assert decision_of(pull(worker(kv=0.95), prefiller(busy=True), inventory=3)).actions == ADD_DECODE
+    assert decision_of(pull(worker(kv=0.95), prefiller(busy=True)), inventory=2).actions == ()
+    assert decision_of(pull(worker(kv=0.95), prefiller(busy=True)), inventory=3).actions == ADD_DECODE
 
 
 def test_engines_of_several_devices_need_that_many() -> None:

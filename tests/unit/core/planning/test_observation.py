@@ -10,12 +10,12 @@ import pytest
 
 from dynamo_local.core.fleet.rates import STALE_S, Reading, reading_of
 from dynamo_local.core.messages.presence import Counts, EngineInfo, Load, Presence, ProcessState
+from dynamo_local.core.messages.work import QueueLength
 from dynamo_local.core.planning.options import PlannerOptions
 from dynamo_local.core.planning.window import (
     KEPT_WINDOWS,
     Claim,
-    Observation,
-    QueueReading,
+    Fleet,
     WorkerSeen,
     aggregate,
     observe,
@@ -164,7 +164,7 @@ def test_who_left_during_the_interval_does_not_count() -> None:
 
 def test_a_queue_that_could_not_be_read_at_last_is_unknown() -> None:
     assert aggregate([pull(queue=3), pull(queue=None, at=1.0)]).queue is None
-    known = aggregate([pull(queue=None), pull(queue=QueueReading(2, 1), at=1.0), pull(queue=4, at=2.0)]).queue
+    known = aggregate([pull(queue=None), pull(queue=QueueLength(2, 1), at=1.0), pull(queue=4, at=2.0)]).queue
     assert known is not None
     assert (known.first, known.last, known.mean, known.in_flight) == (2, 4, 3.0, 3.5)
 
@@ -179,7 +179,7 @@ def test_a_history_keeps_what_policies_look_at_and_no_more() -> None:
     options = PlannerOptions(adjustment_interval=1.0, concurrency_window=20.0)
     history: tuple[object, ...] = ()
     for at in range(100):
-        window = aggregate([Observation(float(at), (), None, DISAGGREGATED)])
+        window = aggregate([Fleet(float(at), (), None, DISAGGREGATED)])
         history = remember(history, window, options)  # type: ignore[arg-type]
     assert len(history) == 21
     assert len(remember((), window, PlannerOptions(concurrency_window=0.0))) == 1

@@ -60,4 +60,4 @@ def test_a_budget_below_what_runs_is_refused_unless_nothing_is_changed() -> None
 
 @pytest.mark.parametrize(("inventory", "most"), [(None, 8), (2, 2), (16, 8)])
 def test_no_more_devices_than_there_are(inventory: int | None, most: int) -> None:
-    assert PlannerOptions().limits(inventory).max_devices == most
+    assert PlannerOptions().max_devices(inventory) == most

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from dynamo_local.core.messages.work import QueueLength
 from dynamo_local.core.planning.actions import AddWorker, RemoveWorker
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.window import Observation, QueueReading, Window, aggregate
+from dynamo_local.core.planning.window import Fleet, Window, aggregate
 from tests.unit.core.planning.fleets import AGGREGATED, decision_of, prefiller, pull, reason_of, worker
 
 FREENESS = PlannerOptions(policy="freeness")
@@ -14,7 +15,7 @@ CONCURRENCY = PlannerOptions(policy="concurrency", concurrency_window=60.0)
 ADD = (AddWorker("aggregated", "VllmWorker"),)
 
 
-def fleet(*kv_and_running: tuple[float, int], waiting: int = 0, at: float = 0.0) -> Observation:
+def fleet(*kv_and_running: tuple[float, int], waiting: int = 0, at: float = 0.0) -> Fleet:
     workers = [
         worker(f"VllmWorker_{index}", "aggregated", kv, running=running, waiting=waiting)
         for index, (kv, running) in enumerate(kv_and_running, 1)
@@ -91,5 +92,5 @@ def test_workers_go_when_the_demand_has_been_low_for_the_whole_window() -> None:
 
 
 def test_for_prefill_workers_jobs_waiting_and_in_hand_count() -> None:
-    found = pull(worker(), prefiller(busy=True), queue=QueueReading(1, 4))
+    found = pull(worker(), prefiller(busy=True), queue=QueueLength(1, 4))
     assert decision_of(found, CONCURRENCY).actions == (AddWorker("prefill", "PrefillWorker"),)

@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.fleet.rates import Reading
+from dynamo_local.core.messages.work import QueueLength
 from dynamo_local.core.planning.actions import AddWorker, RemoveWorker, SwitchRole, roles_of
-from dynamo_local.core.planning.decide import POLICIES, decide
+from dynamo_local.core.planning.decision import Decision
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.window import Observation, QueueReading, WorkerSeen, aggregate
+from dynamo_local.core.planning.policies import POLICIES
+from dynamo_local.core.planning.steps import step
+from dynamo_local.core.planning.window import Fleet, WorkerSeen, aggregate
 from tests.unit.core.planning.fleets import AGGREGATED, DISAGGREGATED, KV_TOKENS, LivingFleet
 
 Name = Literal["load", "freeness", "concurrency"]
@@ -48,20 +51,20 @@ def fleets(draw: st.DrawFn) -> tuple[WorkerSeen, ...]:
 
 
 @st.composite
-def intervals(draw: st.DrawFn, workers: tuple[WorkerSeen, ...]) -> list[Observation]:
+def intervals(draw: st.DrawFn, workers: tuple[WorkerSeen, ...]) -> list[Fleet]:
     """Some pulls of the same workers, with other readings in each."""
     aggregated = any(worker.role == "aggregated" for worker in workers)
     pulls = []
     for at in range(draw(st.integers(1, 3))):
         seen = tuple(replace(worker, reading=draw(st.none() | readings)) for worker in workers)
-        queue = draw(st.none() | st.builds(QueueReading, st.integers(0, 20), st.integers(0, 4)))
+        queue = draw(st.none() | st.builds(QueueLength, st.integers(0, 20), st.integers(0, 4)))
         templates = AGGREGATED if aggregated else DISAGGREGATED
-        pulls.append(Observation(float(at), seen, queue, templates, draw(st.none() | st.integers(0, 16))))
+        pulls.append(Fleet(float(at), seen, queue, templates))
     return pulls
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[list[list[Observation]], PlannerOptions]:
+def situations(draw: st.DrawFn) -> tuple[list[list[Fleet]], PlannerOptions]:
     """Up to five intervals, the last of which is to be decided on."""
     workers = draw(fleets())
     found = [draw(intervals(workers)) for _ in range(draw(st.integers(1, 5)))]
@@ -79,18 +82,20 @@ def situations(draw: st.DrawFn) -> tuple[list[list[Observation]], PlannerOptions
 
 
 def test_these_are_all_policies() -> None:
-    assert set(NAMES) == set(POLICIES)
+    """Policy `dynamo` has rules of its own (test_dynamo_policy.py)."""
+    assert {*NAMES, "dynamo"} == set(POLICIES)
 
 
-def decided(found: list[list[Observation]], options: PlannerOptions) -> Any:
+def decided(found: list[list[Fleet]], options: PlannerOptions, most: int | None = None) -> Decision:
     *before, last = [aggregate(pulls) for pulls in found]
-    return decide(last, tuple(before), options, last.ended)
+    return step(last, tuple(before), options, options.max_gpu_budget if most is None else most)
 
 
-@given(situations())
-def test_the_budget_is_never_exceeded(situation: tuple[list[list[Observation]], PlannerOptions]) -> None:
+@given(situations(), st.integers(0, 16))
+def test_the_budget_is_never_exceeded(situation: tuple[list[list[Fleet]], PlannerOptions], inventory: int) -> None:
     found, options = situation
-    decision = decided(found, options)
+    limit = min(options.max_gpu_budget, inventory)
+    decision = decided(found, options, limit)
     last = found[-1][-1]
     assert last.workers is not None
     held = sum(worker.devices for worker in last.workers)
@@ -100,19 +105,18 @@ def test_the_budget_is_never_exceeded(situation: tuple[list[list[Observation]], 
         for role in {*DISAGGREGATED, *AGGREGATED}
     }
     added = sum(cost[action.role] for action in decision.actions if isinstance(action, AddWorker))
-    limit = options.max_gpu_budget if last.inventory is None else min(options.max_gpu_budget, last.inventory)
     # What leaves gives its devices back later, if ever: it does not count.
     assert added == 0 or held + added <= limit
 
 
 @given(situations())
-def test_each_role_changes_by_one_at_most(situation: tuple[list[list[Observation]], PlannerOptions]) -> None:
+def test_each_role_changes_by_one_at_most(situation: tuple[list[list[Fleet]], PlannerOptions]) -> None:
     changed = [role for action in decided(*situation).actions for role in roles_of(action)]
     assert len(changed) == len(set(changed))
 
 
 @given(situations())
-def test_no_role_falls_below_its_minimum(situation: tuple[list[list[Observation]], PlannerOptions]) -> None:
+def test_no_role_falls_below_its_minimum(situation: tuple[list[list[Fleet]], PlannerOptions]) -> None:
     found, options = situation
     last = found[-1][-1].workers or ()
     for action in decided(found, options).actions:
@@ -125,11 +129,11 @@ def test_no_role_falls_below_its_minimum(situation: tuple[list[list[Observation]
 
 @given(situations(), st.randoms())
 def test_the_order_of_the_workers_does_not_matter(
-    situation: tuple[list[list[Observation]], PlannerOptions], random: Any
+    situation: tuple[list[list[Fleet]], PlannerOptions], random: Any
 ) -> None:
     found, options = situation
 
-    def shuffled(pull: Observation) -> Observation:
+    def shuffled(pull: Fleet) -> Fleet:
         workers = list(pull.workers or ())
         random.shuffle(workers)
         return replace(pull, workers=tuple(workers))
@@ -139,12 +143,12 @@ def test_the_order_of_the_workers_does_not_matter(
 
 
 @given(situations())
-def test_deciding_again_decides_the_same(situation: tuple[list[list[Observation]], PlannerOptions]) -> None:
+def test_deciding_again_decides_the_same(situation: tuple[list[list[Fleet]], PlannerOptions]) -> None:
     assert decided(*situation) == decided(*situation)
 
 
 @given(situations(), policies)
-def test_what_is_unknown_holds(situation: tuple[list[list[Observation]], PlannerOptions], policy: Name) -> None:
+def test_what_is_unknown_holds(situation: tuple[list[list[Fleet]], PlannerOptions], policy: Name) -> None:
     """Without readings nothing is changed by them; a role without workers still gets its minimum."""
     found, options = situation
     blind = [
@@ -162,7 +166,7 @@ def test_what_is_unknown_holds(situation: tuple[list[list[Observation]], Planner
 
 
 @given(situations())
-def test_a_fleet_that_cannot_be_read_is_left_alone(situation: tuple[list[list[Observation]], PlannerOptions]) -> None:
+def test_a_fleet_that_cannot_be_read_is_left_alone(situation: tuple[list[list[Fleet]], PlannerOptions]) -> None:
     found, options = situation
     last = replace(found[-1][-1], workers=None)
     decision = decided([*found[:-1], [*found[-1], last]], options)

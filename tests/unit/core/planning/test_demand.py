@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo_local.core.planning.endpoints.wants import Demand
+from dynamo_local.core.planning.memory import Demand
 
 steps = st.lists(st.tuples(st.floats(0.1, 20), st.none() | st.integers(0, 100)), min_size=1, max_size=30)
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo_local.core.messages.endpoints import EndpointState
-from dynamo_local.core.planning.endpoints.decide import LEFT_ALONE, Memories, decide
-from dynamo_local.core.planning.endpoints.decision import ScaleEndpoint
-from dynamo_local.core.planning.endpoints.wants import Memory
+from dynamo_local.core.messages.work import QueueLength
+from dynamo_local.core.planning.actions import ScaleEndpoint
+from dynamo_local.core.planning.decide import LEFT_ALONE, Memories, decide
+from dynamo_local.core.planning.memory import Memory
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.window import QueueReading
-from tests.unit.core.planning.endpoints.endpoint_fleets import LivingEndpoints, decided, pull, seen, spec, workers
+from tests.unit.core.planning.endpoint_fleets import LivingEndpoints, decided, order_of, pull, seen, spec, workers
 
 WIDE = PlannerOptions(max_gpu_budget=64)
 
@@ -81,7 +81,7 @@ def test_an_unreadable_statefile_changes_nothing() -> None:
 def test_prefill_workers_go_by_the_jobs_of_their_queue() -> None:
     disagg = spec(disaggregated=True, max_prefill_workers=4)
     running = (*workers("chat", 1, "decode"), *workers("chat", 1, "prefill"))
-    busy = seen(disagg, running, in_flight=40, queue=QueueReading(6, 3), wanted_prefill=1)
+    busy = seen(disagg, running, in_flight=40, queue=QueueLength(6, 3), wanted_prefill=1)
     decision = decided(pull(busy))["chat"]
     assert decision.order == ScaleEndpoint("chat", 3, 3)
     unread = replace(busy, fleet=replace(busy.fleet, queue=None))
@@ -98,7 +98,7 @@ def test_load_proposes_one_worker_at_the_end_of_each_interval() -> None:
     for at in range(14):
         planned = decide(pull(seen(spec(policy="load"), full), at=float(at)), memories, server.options)
         memories = planned.memories
-        numbers.append(planned.decisions[0].verdicts[0].order)
+        numbers.append(order_of(planned))
     assert numbers == [1] * 5 + [2] * 9
 
 
@@ -278,3 +278,17 @@ def test_the_highest_queue_of_ten_minutes_counts() -> None:
     assert server.running["chat"] == 7
     server.pull()
     assert server.running["chat"] == 1
+
+
+def test_any_policy_can_scale_an_endpoint() -> None:
+    """Policy `dynamo` grows by one worker an interval, and keeps a new decode worker for three."""
+    options = PlannerOptions(adjustment_interval=5)
+    server = LivingEndpoints([spec(policy="dynamo", max_workers=2)], options, kv=0.95)
+    ordered = []
+    for _ in range(36):
+        server.pull()
+        ordered.append(server.running["chat"])
+        if server.running["chat"] == 2:
+            server.kv = 0.1
+    # An interval begins with the pull after the end of the last one. The second one began with another number.
+    assert ordered == [1] * 5 + [2] * 24 + [1] * 7

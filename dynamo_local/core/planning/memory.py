@@ -1,18 +1,19 @@
-"""The number of workers that an endpoint's policy asks for, by what is remembered from pull to pull. Pure."""
+"""What is remembered of an endpoint from pull to pull, and the number of workers that its policy asks for. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
+from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.fleet.view import AGGREGATED_ROLE, DECODE_ROLE, PREFILL_ROLE
-from dynamo_local.core.planning.endpoints.decision import EndpointSeen, bounds_of, roles_of
+from dynamo_local.core.planning.actions import ActionOutcome, AddWorker, roles_of
+from dynamo_local.core.planning.decision import Verdict
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.policies import freeness, load
+from dynamo_local.core.planning.policies import POLICIES
 from dynamo_local.core.planning.proposals import Policy, Proposal, why_starting
-from dynamo_local.core.planning.window import History, Observation, RoleWindow, Window, aggregate, remember
+from dynamo_local.core.planning.window import EndpointSeen, Fleet, History, RoleWindow, Window, aggregate, remember
 
 # What the planner remembers of an endpoint from pull to pull. Pure.
 
@@ -49,30 +50,31 @@ class Memory:
     """An endpoint's past. `pulls`: those of the present interval; `history`: earlier intervals.
 
     `refused_until`: the last order was refused or not answered, and the endpoint is left alone until then
-    (CLOCK_MONOTONIC, s).
+    (CLOCK_MONOTONIC, s). `under_way`: devices that its workers count for while actions on them are under way, those of
+    workers that are added included. Meanwhile no pull counts: workers that come and go make the metrics meaningless.
     """
 
     demands: Mapping[str, Demand] = field(default_factory=dict)
-    pulls: tuple[Observation, ...] = ()
+    pulls: tuple[Fleet, ...] = ()
     history: History = ()
     proposed: Mapping[str, Proposed] = field(default_factory=dict)
     told: Told | None = None
     refused_until: float | None = None
+    under_way: float | None = None
 
     def read(self, seen: EndpointSeen, options: PlannerOptions) -> Memory:
         """Add the demand of a pull."""
         gap_s = max(GAP_S, _PULLS_IN_A_GAP * options.metric_pulling_interval)
         window_s = options.endpoint_concurrency_window
         demands = {
-            role: self.demand(role).read(seen.fleet.at, seen.demand(role), window_s, gap_s)
-            for role in roles_of(seen.spec)
+            role: self.demand(role).read(seen.fleet.at, seen.demand(role), window_s, gap_s) for role in seen.roles
         }
         return replace(self, demands=demands)
 
     def demand(self, role: str) -> Demand:
         return self.demands.get(role, Demand())
 
-    def pulled(self, fleet: Observation, options: PlannerOptions) -> tuple[Memory, Window | None]:
+    def pulled(self, fleet: Fleet, options: PlannerOptions) -> tuple[Memory, Window | None]:
         """Add a pull to the present interval. Returns the interval's window too if it ends with this pull."""
         pulls = (*self.pulls, fleet)
         if fleet.at - pulls[0].at < options.adjustment_interval:
@@ -98,6 +100,17 @@ class Memory:
     def refused(self, until: float) -> Memory:
         """Note that an order was refused or not answered."""
         return replace(self, refused_until=until)
+
+    def added(self, roles: Iterable[str], failed: Iterable[str] = ()) -> Memory:
+        """Note to which roles a worker was added at the end of the last interval, and in which an action failed."""
+        last = replace(self.history[-1], added=frozenset(roles), failed=frozenset(failed))
+        return replace(self, history=(*self.history[:-1], last))
+
+    def acted(self, outcomes: Sequence[ActionOutcome]) -> Memory:
+        """Note that the actions at the end of the last interval are over."""
+        failed = {role for outcome in outcomes if not outcome.done for role in roles_of(outcome.action)}
+        added = {each.action.role for each in outcomes if each.done and isinstance(each.action, AddWorker)}
+        return replace(self.added(added, failed), under_way=None)
 
 
 # The highest demand within a window of time, and for how long it has been watched. Pure.
@@ -141,47 +154,42 @@ class Demand:
 
 # The number of workers that an endpoint's policy asks for in each role, whatever there is room for. Pure.
 
-STEPWISE: Mapping[str, Policy] = MappingProxyType({"load": load.propose, "freeness": freeness.propose})
-"""Policies that propose one worker more or less at the end of each adjustment interval. The other one, `concurrency`,
-names a number at every pull."""
-
 _ROUNDING = 1e-9
 """Quotients this close above a whole number are that number."""
 
 
-@dataclass(frozen=True)
-class Want:
-    """Number of workers wanted in a role, and why. `figures`: the numbers of the reason by name; None is unknown."""
-
-    workers: int
-    reason: str
-    figures: Mapping[str, float | None] = field(default_factory=dict)
-
-
 def wants_of(
     seen: EndpointSeen, memory: Memory, ordered: Mapping[str, int], options: PlannerOptions
-) -> tuple[dict[str, Want], Memory]:
-    """Return the want of each role, within the endpoint's bounds, and the memory with this pull added.
+) -> tuple[dict[str, Verdict], Memory]:
+    """Return what the policy wants for each role, within the endpoint's bounds, and the memory with this pull added.
 
     `ordered`: by role, the number of workers that the server was told to run.
     """
     memory = memory.read(seen, options)
-    if seen.spec.policy in STEPWISE:
-        memory = _proposed(seen, memory, ordered, options)
-        wants = {role: _stepwise(memory.proposed.get(role), ordered[role]) for role in ordered}
-    else:
+    if seen.spec.policy == "concurrency":
+        # Names a number at every pull. The others propose one worker more or less at the end of each interval.
         memory = memory.without_proposals()
         wants = {role: _by_concurrency(seen, role, memory, ordered[role], options) for role in ordered}
+    else:
+        memory = _proposed(seen, memory, ordered, options)
+        wants = {role: _stepwise(role, memory.proposed.get(role), ordered[role]) for role in ordered}
     return {role: _bounded(want, *bounds_of(seen.spec, role)) for role, want in wants.items()}, memory
 
 
-def _by_concurrency(seen: EndpointSeen, role: str, memory: Memory, ordered: int, options: PlannerOptions) -> Want:
+def bounds_of(spec: EndpointSpec, role: str) -> tuple[int, int]:
+    """Lowest and highest number of workers in that role. Whether there is any worker is not the planner's to decide."""
+    if role == PREFILL_ROLE:
+        return spec.min_prefill_workers, spec.most_prefill_workers
+    return spec.least_awake, spec.most_workers
+
+
+def _by_concurrency(seen: EndpointSeen, role: str, memory: Memory, ordered: int, options: PlannerOptions) -> Verdict:
     prefill = role == PREFILL_ROLE
     demand, window_s = memory.demand(role), options.endpoint_concurrency_window
     figures: dict[str, float | None] = {"in_flight": demand.now, "most_in_flight": demand.most}
     if demand.most is None:
         what = "the prefill queue" if prefill else "the number of requests in flight"
-        return Want(ordered, f"hold: {what} cannot be read", figures)
+        return Verdict(role, ordered, f"hold: {what} cannot be read", figures)
     per_worker = options.prefill_requests_per_worker if prefill else seen.spec.requests_per_worker
     needed = math.ceil(demand.most / per_worker - _ROUNDING)
     what = "jobs in flight" if prefill else "requests in flight"
@@ -189,23 +197,27 @@ def _by_concurrency(seen: EndpointSeen, role: str, memory: Memory, ordered: int,
         what = "requests in flight and tasks queued"
     reason = f"at most {demand.most:g} {what} in {window_s:g} s, {per_worker:g} per worker"
     if needed < ordered and demand.watched_s < window_s:
-        return Want(ordered, f"{reason}, but they have been watched for {demand.watched_s:.0f} s only", figures)
-    return Want(needed, reason, figures)
+        return Verdict(
+            role, ordered, f"{reason}, but they have been watched for {demand.watched_s:.0f} s only", figures
+        )
+    return Verdict(role, needed, reason, figures)
 
 
-def _stepwise(proposed: Proposed | None, ordered: int) -> Want:
+def _stepwise(role: str, proposed: Proposed | None, ordered: int) -> Verdict:
     if proposed is None or not proposed.holds(ordered):
-        return Want(ordered, "hold: these workers have not been watched for an interval")
-    return Want(proposed.wanted, proposed.proposal.reason, proposed.proposal.figures)
+        return Verdict(role, ordered, "hold: these workers have not been watched for an interval")
+    return Verdict(role, proposed.wanted, proposed.proposal.reason, proposed.proposal.figures)
 
 
 def _proposed(seen: EndpointSeen, memory: Memory, ordered: Mapping[str, int], options: PlannerOptions) -> Memory:
     """Return the memory with this pull, and with new proposals if an interval ends with it."""
-    history = memory.history
+    if memory.history:
+        grown = [role for role, last in memory.proposed.items() if ordered.get(role, 0) > last.ordered]
+        memory = memory.added(grown)
+    history, policy = memory.history, POLICIES[seen.spec.policy]
     memory, window = memory.pulled(seen.fleet, options)
     if window is None:
         return memory
-    policy = STEPWISE[seen.spec.policy]
     found = {
         role: Proposed(ordered[role], _proposal(policy, window.role(role), window, history, options))
         for role in ordered
@@ -224,10 +236,10 @@ def _proposal(
     return proposal
 
 
-def _bounded(want: Want, lowest: int, highest: int) -> Want:
-    if want.workers < lowest:
-        return replace(want, workers=lowest, reason=f"{want.reason}; the minimum is {lowest}")
-    if want.workers > highest:
-        needed = f"{want.workers} needed, the maximum is {highest}"
-        return replace(want, workers=highest, reason=f"{want.reason}; {needed}")
+def _bounded(want: Verdict, lowest: int, highest: int) -> Verdict:
+    if want.wanted < lowest:
+        return replace(want, wanted=lowest, reason=f"{want.reason}; the minimum is {lowest}")
+    if want.wanted > highest:
+        needed = f"{want.wanted} needed, the maximum is {highest}"
+        return replace(want, wanted=highest, reason=f"{want.reason}; {needed}")
     return want

@@ -11,10 +11,19 @@ import msgspec
 from dynamo_local.core.endpoints.spec import EndpointSpec
 from dynamo_local.core.fleet.rates import Reading
 from dynamo_local.core.messages.endpoints import EndpointState, EndpointStatus, EndpointView
-from dynamo_local.core.planning.endpoints.decide import Memories, decide
-from dynamo_local.core.planning.endpoints.decision import EndpointDecision, EndpointSeen, EndpointsObservation, roles_of
+from dynamo_local.core.messages.work import QueueLength
+from dynamo_local.core.planning.decide import Memories, Planned, decide
+from dynamo_local.core.planning.decision import Decision
 from dynamo_local.core.planning.options import PlannerOptions
-from dynamo_local.core.planning.window import Observation, QueueReading, Standing, WorkerSeen
+from dynamo_local.core.planning.window import (
+    EndpointSeen,
+    Fleet,
+    Observation,
+    Standing,
+    WorkerSeen,
+    main_of,
+    worker_roles,
+)
 
 KV_TOKENS = 32_768
 
@@ -42,7 +51,7 @@ def seen(
     *,
     in_flight: int | None = 0,
     queued: int = 0,
-    queue: QueueReading | None = None,
+    queue: QueueLength | None = None,
     wanted: int | None = None,
     wanted_prefill: int = 0,
     state: EndpointState = "ready",
@@ -53,17 +62,30 @@ def seen(
     present = workers(ordered.name, ordered.min_workers) if running is None else tuple(running)
     told = sum(worker.role != "prefill" for worker in present) if wanted is None else wanted
     status = EndpointStatus(state, wanted=told, wanted_prefill=wanted_prefill)
-    fleet = Observation(at, present, queue, dict.fromkeys(roles_of(ordered), "VllmWorker"))
+    fleet = Fleet(at, present, queue, dict.fromkeys(worker_roles(ordered), "VllmWorker"))
     return EndpointSeen(EndpointView(ordered, status, created_at, created_at), fleet, in_flight, queued=queued)
 
 
-def pull(*endpoints: EndpointSeen, at: float = 0.0, own: int | None = 0, inventory: int = 8) -> EndpointsObservation:
-    """Return an observation of these endpoints."""
-    moved = tuple(replace(each, fleet=replace(each.fleet, at=at)) for each in endpoints)
-    return EndpointsObservation(at, moved, own, inventory)
+def pull(*endpoints: EndpointSeen, at: float = 0.0, own: int | None = 0, inventory: int = 8) -> Observation:
+    """Return an observation of these endpoints. `own`: devices of the graph's own worker, if it has one; None: the
+    statefile cannot be read."""
+    mine = None if own is None else (WorkerSeen("ns_VllmWorker", "aggregated", "routable", own),)
+    main = () if own == 0 else (main_of(Fleet(at, mine, None, {"aggregated": "VllmWorker"})),)
+    seen = (*main, *(replace(each, fleet=replace(each.fleet, at=at)) for each in endpoints))
+    held = [each.fleet.devices for each in seen]
+    known = [devices for devices in held if devices is not None]
+    return Observation(at, seen, sum(known) if len(known) == len(held) else None, inventory)
 
 
-def decided(observation: EndpointsObservation, options: PlannerOptions | None = None) -> dict[str, EndpointDecision]:
+def order_of(planned: Planned) -> int:
+    """Return the number of workers that is ordered of the only role of the only endpoint."""
+    (decision,) = planned.decisions
+    count = decision.verdicts[0].count
+    assert count is not None
+    return count.order
+
+
+def decided(observation: Observation, options: PlannerOptions | None = None) -> dict[str, Decision]:
     """Decide at a first pull, and return the decisions by endpoint."""
     planned = decide(observation, {}, options or PlannerOptions())
     return {decision.endpoint: decision for decision in planned.decisions}
@@ -77,6 +99,7 @@ class LivingEndpoints:
     options: PlannerOptions = field(default_factory=PlannerOptions)
     inventory: int = 8
     own: int = 0
+    kv: float = 0.7
     now: float = 0.0
     demands: dict[str, int | None] = field(default_factory=dict)
     queued: dict[str, int] = field(default_factory=dict)
@@ -84,13 +107,13 @@ class LivingEndpoints:
     running: dict[str, int] = field(default_factory=dict)
     memories: Memories = field(default_factory=dict)
 
-    def pull(self, seconds: float = 1.0) -> dict[str, EndpointDecision]:
+    def pull(self, seconds: float = 1.0) -> dict[str, Decision]:
         """Let time pass, then pull, decide and carry out the orders."""
         self.now += seconds
         endpoints = [
             seen(
                 each,
-                workers(each.name, self.running.setdefault(each.name, each.min_workers)),
+                workers(each.name, self.running.setdefault(each.name, each.min_workers), kv=self.kv),
                 in_flight=self.demands.get(each.name, 0),
                 queued=self.queued.get(each.name, 0),
                 state=self.states.get(each.name, "ready"),

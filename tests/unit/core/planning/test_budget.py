@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dynamo_local.core.planning.endpoints.decide import Pool, Share, exact, share
+from dynamo_local.core.planning.decide import Pool, Share, exact, share
 
 ONE = Fraction(1)
 sizes = st.sampled_from([Fraction(1, 3), Fraction(1, 2), ONE, Fraction(2)])
