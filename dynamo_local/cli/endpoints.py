@@ -89,7 +89,7 @@ spec_options = together(
     click.option(
         "--policy",
         metavar="POLICY",
-        help="Policy of scaling: concurrency, load or freeness.  [default: concurrency]",
+        help="Policy of scaling: concurrency, load, freeness or dynamo.  [default: concurrency]",
     ),
     click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Label. May be repeated."),
 )
