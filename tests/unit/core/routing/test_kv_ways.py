@@ -8,10 +8,16 @@ from dynamo_local.core.routing.pulling import ways_of_kv
 
 
 def worker(
-    name: str, machine: str, *, no_transfer: str | None = None, role: str = "decode", network: str = ""
+    name: str,
+    machine: str,
+    *,
+    no_transfer: str | None = None,
+    role: str = "decode",
+    network: str = "",
+    revision: str = "main@1",
 ) -> Presence:
     engine = EngineInfo("mocker", "m", 1024, 16, 64, 8, no_transfer=no_transfer, kv_network=network)
-    return Presence(f"ns_{name}", name, role, name, 1, "ready", engine=engine, machine=machine)
+    return Presence(f"ns_{name}", name, role, name, 1, "ready", engine=engine, machine=machine, revision=revision)
 
 
 def test_kv_is_read_on_one_machine_and_computed_anew_on_another() -> None:
@@ -38,7 +44,7 @@ def test_an_engine_that_transfers_nothing_is_read_by_nobody() -> None:
 
 
 def test_other_models_and_processes_are_not_counted() -> None:
-    one, other = worker("chat@1_A", "here"), worker("chat@2_A", "here")
+    one, other = worker("A", "here"), worker("chat@2_A", "here", revision="chat@2")
     frontend = worker("Frontend", "here", role="frontend")
     assert ways_of_kv([one, other, frontend]) == {one.watcher: KvWays(0, 0), other.watcher: KvWays(0, 0)}
 
