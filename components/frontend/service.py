@@ -43,7 +43,7 @@ from dynamo_local.bus.nats import publish_event
 from dynamo_local.bus.presence import FleetWatch
 from dynamo_local.core.addresses import host_in_url
 from dynamo_local.core.errors import PortInUseError
-from dynamo_local.core.fleet.view import FRONTEND_ROLE
+from dynamo_local.core.fleet.view import ENGINE_ROLES, FRONTEND_ROLE
 from dynamo_local.core.http.asgi import App
 from dynamo_local.core.http.paths import RESPONSES, TASKS
 from dynamo_local.core.live_settings import LiveSettings
@@ -138,11 +138,12 @@ class Frontend(Service):
         context.tasks.spawn("fleet", self._fleet.run())
         # Whoever connects to a frontend that was started again finds the endpoints that there are.
         await self._board.start()
-        await self.served.main_is_built(progress)
+        context.tasks.spawn("board of endpoints", self._board.run())
+        if any(service.role in ENGINE_ROLES for service in context.graph.services):
+            await self.served.main_is_built(progress)
         self._server = self._make_server()
         serving = await self._server.start(listener, progress)
         await self._answers.start()
-        context.tasks.spawn("board of endpoints", self._board.run())
         context.tasks.spawn("usage", self._usage.run())
         context.tasks.spawn("stored files", self._stores.files_rest.run())
         expose(self._samples, self._distributions)

@@ -147,7 +147,7 @@ def sections_of(view: TopView) -> list[Section]:
     """Return a section for each revision, the graph's own workers first, the others in order of endpoints."""
     endpoints = {row.name: row for row in view.endpoints}
     workers: dict[str, list[WorkerRow]] = {row.revision: [] for row in view.endpoints}
-    for row in view.workers:
+    for row in (row for row in view.workers if row.revision):
         workers.setdefault(row.revision, []).append(row)
     sections = []
     for revision in sorted(workers, key=lambda text: (endpoint_of(text) != MAIN, parse_revision(text))):

@@ -204,7 +204,7 @@ class ServerMetrics:
     async def pull(self) -> Observation:
         """Return an observation of all endpoints now. Raises NotRunningError when the server has ended."""
         state = await self._state.read()
-        # A server that never had an endpoint has no board; one that cannot be read for a moment is as it was.
+        # One that cannot be read for a moment is as it was.
         read = await asyncio.to_thread(read_board, self._state.paths)
         board = self._board = self._board if read is None else read
         serving = {endpoint_of(each.revision): each.revision for each in board.revisions if each.takes_requests}

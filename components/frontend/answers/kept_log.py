@@ -31,6 +31,7 @@ from dynamo_local.core.answers.records import (
 )
 from dynamo_local.core.errors import DecodeError, StateError
 from dynamo_local.core.messages.work import TokenDelta
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.ports import Request
 from dynamo_local.core.request.recovery import Fidelity
 from dynamo_local.core.usage.records import Counted
@@ -256,5 +257,7 @@ class Recording:
 
     def _digest(self, request: Request, revision: str) -> str:
         content = hashlib.sha256(array("q", request.prompt_token_ids).tobytes())
-        content.update(f"{revision}\n{request.adapter or ''}\n{self._vocabulary}".encode())
+        # As before a graph's own model had a revision: what was begun then goes on.
+        named = "" if revision == FIRST_OF_MAIN else revision
+        content.update(f"{named}\n{request.adapter or ''}\n{self._vocabulary}".encode())
         return content.hexdigest()

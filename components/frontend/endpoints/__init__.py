@@ -1,1 +1,1 @@
-"""The models that a frontend serves: the graph's own, and those of endpoints, which come and go while it runs."""
+"""The models that a frontend serves: the revisions on the board, which come and go while it runs."""

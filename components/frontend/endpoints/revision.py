@@ -94,6 +94,7 @@ class ServedRevision:
         self._failure: str | None = None
         self._detail = ""
         self._given_up = asyncio.Event()
+        self._ends_at_once = False
         self._changed = asyncio.Event()
         self._on_names: Callable[[], None] = lambda: None
         self.on_counts: Callable[[], None] = lambda: None
@@ -148,6 +149,7 @@ class ServedRevision:
             await serving
         finally:
             failed.cancel()
+            serving.cancel()
             await self._close()
 
     def follow(self, listed: BoardRevision, standing: Standing, status: EndpointStatus | None) -> None:
@@ -158,8 +160,9 @@ class ServedRevision:
         self.entry.look()
         self._changed.set()
 
-    def give_up(self) -> None:
-        """End: the revision has left the board."""
+    def give_up(self, *, at_once: bool = False) -> None:
+        """End: the revision has left the board, or (`at_once`) the process ends, and its requests need no answer."""
+        self._ends_at_once = at_once
         self._given_up.set()
         self._changed.set()
 
@@ -209,8 +212,9 @@ class ServedRevision:
 
     async def _close(self) -> None:
         if self.model is not None:
-            await self.model.fail_all(f"endpoint {endpoint_of(self.listed.revision)} serves this model no more")
-            await self._until_idle()
+            if not self._ends_at_once:
+                await self.model.fail_all(f"endpoint {endpoint_of(self.listed.revision)} serves this model no more")
+                await self._until_idle()
             await self.model.close()
         await self._scope.bus.close()
         await self._scope.tasks.close()

@@ -17,7 +17,7 @@ from dynamo_local.core.endpoints.status import Standing, is_coming, standings
 from dynamo_local.core.errors import DecodeError
 from dynamo_local.core.http.bounds.admission import AdmissionLimits
 from dynamo_local.core.messages.endpoints import Board, BoardRevision, EndpointView
-from dynamo_local.core.messages.presence import Counts
+from dynamo_local.core.messages.presence import Counts, MigrationCounts
 from dynamo_local.core.migration.protocol import migrations_together
 from dynamo_local.core.names import MAIN, endpoint_of
 from dynamo_local.core.ports import Progress
@@ -55,6 +55,9 @@ class ServedModels:
         self._revisions: dict[str, ServedRevision] = {}
         self._running: dict[str, asyncio.Task[Any]] = {}
         self._took: frozenset[str] = frozenset()
+        self._has_main = asyncio.Event()
+        self._ended: MigrationCounts | None = None
+        """Migrations of revisions that are given up."""
         self.board = Board()
         self.table = ModelTable(self._entries())
         self.on_counts: Callable[[Counts], None] = lambda _: None
@@ -66,7 +69,8 @@ class ServedModels:
         yield from (each.model for each in self._revisions.values() if each.model is not None)
 
     async def main_is_built(self, progress: Progress) -> None:
-        """Wait until the model that the graph has itself is built, if it has one. Raises what has failed."""
+        """Wait until the model that the graph has itself is on the board and built. Raises what has failed."""
+        await self._has_main.wait()
         for revision, served in list(self._revisions.items()):
             if endpoint_of(revision) == MAIN:
                 await served.built(progress)
@@ -79,11 +83,16 @@ class ServedModels:
         self._views = {view.spec.name: view for view in board.endpoints}
         listed = {each.revision: each for each in board.revisions}
         for revision in [revision for revision in self._revisions if revision not in listed]:
-            self._revisions.pop(revision).give_up()
+            gone = self._revisions.pop(revision)
+            gone.give_up()
+            if gone.model is not None:
+                self._ended = migrations_together([self._ended, gone.model.counts().migrations])
         for each in listed.values():
             served = self._revisions.get(each.revision) or self._begin(each)
             view = self._views.get(endpoint_of(each.revision))
             served.follow(each, known[each.revision], None if view is None else view.status)
+        if any(endpoint_of(revision) == MAIN for revision in self._revisions):
+            self._has_main.set()
         self.table.replace(self._entries())
         for name in self._absent.keys() - self._views.keys():
             del self._absent[name]
@@ -96,7 +105,7 @@ class ServedModels:
         each = [model.counts() for model in self.models]
         self.on_counts(
             Counts(
-                migrations=migrations_together(one.migrations for one in each),
+                migrations=migrations_together([self._ended, *(one.migrations for one in each)]),
                 in_flight=sum(one.in_flight or 0 for one in each),
                 held=sum(one.held or 0 for one in each),
                 queued=sum(one.queued or 0 for one in each),
@@ -114,10 +123,12 @@ class ServedModels:
             model.stop_migrations()
 
     async def close(self) -> None:
-        """Give up all revisions."""
+        """Give up all revisions: the process ends. What is still being built is not waited for."""
         running = list(self._running.values())
-        for served in self._revisions.values():
-            served.give_up()
+        for revision, served in self._revisions.items():
+            served.give_up(at_once=True)
+            if served.model is None and revision in self._running:
+                self._running[revision].cancel()
         self._revisions.clear()
         if running:
             await asyncio.wait(running)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from dynamo_local.core.errors import EndpointConflictError
+from dynamo_local.core.names import MAIN
 
 Scaling = Literal["concurrency", "load", "freeness", "dynamo"]
 """Policies that decide the number of an endpoint's workers (core/planning/policies)."""
@@ -89,8 +90,10 @@ def served_names(spec: EndpointSpec) -> tuple[str, ...]:
 
 
 def check_names(spec: EndpointSpec, others: Iterable[EndpointSpec], own: Iterable[str]) -> None:
-    """Raise EndpointConflictError if a request could mean another endpoint or the server's own model as well. `own`:
-    names of the latter."""
+    """Raise EndpointConflictError if a request could mean another endpoint or the server's own model as well, and for
+    the name of the endpoint that a graph has itself. `own`: names of the server's own model."""
+    if spec.name == MAIN:
+        raise EndpointConflictError("endpoint main: that is the name of a graph's own model", "choose another name")
     taken = {name: f"endpoint {other.name}" for other in others for name in served_names(other)}
     taken |= dict.fromkeys(own, "the server's own model")
     for name in served_names(spec):

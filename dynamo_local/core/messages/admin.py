@@ -49,7 +49,7 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
     worker: str | None
     """None while the request waits for a worker or a prefill worker."""
     endpoint: str = ""
-    """The endpoint that the request is for; empty for the graph's own model."""
+    """The endpoint that the request is for; "main" for the graph's own model."""
     revision: str = ""
     """The revision of that endpoint, such as "chat@2"."""
     epoch: int

@@ -16,7 +16,7 @@ MOST_CANDIDATES = 16
 class RoutesQuestion(Message, frozen=True, omit_defaults=True):
     """Question for a router's latest assignments, the latest first, at most `limit`.
 
-    `revisions`: those of these revisions only (an empty text: the graph's own model); None: of all.
+    `revisions`: those of these revisions only; None: of all.
     """
 
     limit: int

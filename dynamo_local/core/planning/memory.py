@@ -211,7 +211,7 @@ def _stepwise(role: str, proposed: Proposed | None, ordered: int) -> Verdict:
 
 def _proposed(seen: EndpointSeen, memory: Memory, ordered: Mapping[str, int], options: PlannerOptions) -> Memory:
     """Return the memory with this pull, and with new proposals if an interval ends with it."""
-    if memory.history:
+    if memory.history and memory.proposed:
         grown = [role for role, last in memory.proposed.items() if ordered.get(role, 0) > last.ordered]
         memory = memory.added(grown)
     history, policy = memory.history, POLICIES[seen.spec.policy]

@@ -182,7 +182,7 @@ def worker_roles(spec: EndpointSpec) -> tuple[str, ...]:
 
 
 def main_of(fleet: Fleet) -> EndpointSeen:
-    """Return the endpoint of the graph's own model, which is on no board."""
+    """Return the endpoint of the graph's own model, of which the board has no view."""
     view = EndpointView(EndpointSpec(name=MAIN, model=""), EndpointStatus("ready"), 0.0, 0.0)
     return EndpointSeen(view, fleet, by_actions=True)
 

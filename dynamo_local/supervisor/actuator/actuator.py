@@ -1,8 +1,8 @@
 """The actuator: makes changes of what runs. Nothing else adds, removes or restarts workers.
 
-The graph's own processes have one, and so have the workers of each endpoint. They exist in the server alone. Each step
-of a change leaves the statefile and circus such that `reconcile` can tell what was under way, and finish it: steps.py
-has the table.
+The workers of each endpoint have one, and so have the processes that are no workers. They exist in the server alone.
+Each step of a change leaves the statefile and circus such that `reconcile` can tell what was under way, and finish it:
+steps.py has the table.
 """
 
 from __future__ import annotations

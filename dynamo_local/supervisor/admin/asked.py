@@ -24,7 +24,7 @@ from dynamo_local.core.messages.endpoints import Board
 from dynamo_local.core.messages.presence import Presence, as_sent
 from dynamo_local.core.messages.reports import Event, PlannerReport
 from dynamo_local.core.messages.work import QueueLength
-from dynamo_local.core.names import MAIN, endpoint_of, parse_revision, short_watcher
+from dynamo_local.core.names import FIRST_OF_MAIN, MAIN, endpoint_of, parse_revision, short_watcher
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.circus.client import CircusClient
 from dynamo_local.supervisor.circus.process_registry import Registration
@@ -92,7 +92,7 @@ class AskedServer:
             raise still_starting()
         connected, view, now = await self._hears(), self._watch.view, time.monotonic()
         members = view.members()
-        with_queue = {each.revision for each in members if each.role == PREFILL_ROLE}
+        with_queue = {FIRST_OF_MAIN, *(each.revision for each in members if each.role == PREFILL_ROLE)}
         queues = {each: PrefillQueue(self._bus, Subjects(self.paths.namespace, each)) for each in sorted(with_queue)}
         lengths = [await _length(queue) if connected else None for queue in queues.values()]
         return FleetLook(

@@ -35,7 +35,7 @@ from dynamo_local.core.fleet.view import ROUTER_ROLE
 from dynamo_local.core.live_settings import SETTINGS, LiveSetting, setting
 from dynamo_local.core.messages.reports import Event
 from dynamo_local.core.messages.routing import RouteRow, RoutesAnswer, RoutesQuestion
-from dynamo_local.core.names import endpoint_of
+from dynamo_local.core.names import FIRST_OF_MAIN, endpoint_of
 from dynamo_local.core.request.log import told_id
 from dynamo_local.core.routing.explanation import explained
 from dynamo_local.core.subjects import Subjects
@@ -172,7 +172,7 @@ def job_row(queued: QueuedJob, revision: str) -> JobRow:
 async def _queues_of(server: AskedServer, endpoint: str | None) -> dict[str, PrefillQueue]:
     """The queues that there are, by revision."""
     bus, namespace = await server.bus(), server.paths.namespace
-    revisions = known_revisions((), await server.board(), endpoint)
+    revisions = known_revisions([FIRST_OF_MAIN], await server.board(), endpoint)
     queues = {revision: PrefillQueue(bus, Subjects(namespace, revision)) for revision in revisions}
     found = {revision: queue for revision, queue in queues.items() if await _exists(queue)}
     if not found:

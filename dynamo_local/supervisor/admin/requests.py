@@ -1,6 +1,6 @@
 """The requests of a running server, by its frontends: which there are, and how they are migrated.
 
-A frontend answers once for each model that it serves, on the subjects of its own model and of each revision.
+A frontend answers once for each revision that it serves, on the subjects of that revision.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import msgspec
 from dynamo_local.core.errors import NotRunningError, StateError, SupervisorError
 from dynamo_local.core.fleet.view import ENGINE_ROLES
 from dynamo_local.core.messages.endpoints import Board
+from dynamo_local.core.names import MAIN, endpoint_of
 from dynamo_local.supervisor.server.reports.report import Report
 from state.devices.allocation import DeviceKind
 from state.endpoints.board import read_board
@@ -115,7 +116,8 @@ def served_models(record: ServerRecord | None, board: Board | None) -> tuple[str
     """The names that requests may give: those of the server's own model, of endpoints, and of their adapters. Pure."""
     names = list(record.models) if record is not None else []
     for each in board.revisions if board is not None else ():
-        if each.takes_requests:
+        # The server's own model is in its record once it answers.
+        if each.takes_requests and endpoint_of(each.revision) != MAIN:
             names += [*each.served_names, *(adapter.name for adapter in each.adapters)]
     return tuple(dict.fromkeys(names))
 

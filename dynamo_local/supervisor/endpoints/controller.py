@@ -12,7 +12,7 @@ from dynamo_local.core.endpoints.spec import EndpointSpec, served_names
 from dynamo_local.core.endpoints.turns import Limits
 from dynamo_local.core.errors import DeviceError, EndpointConflictError
 from dynamo_local.core.messages.endpoints import BoardRevision, EndpointView
-from dynamo_local.core.names import endpoint_of
+from dynamo_local.core.names import MAIN, endpoint_of
 from dynamo_local.core.subjects import Subjects
 from dynamo_local.supervisor.endpoints.adapters import AdapterFolders, AdaptersOfBase
 from dynamo_local.supervisor.endpoints.awake import KeptUsage
@@ -192,7 +192,7 @@ class EndpointController:
             await self._require_devices(state, spec)
         except DeviceError as error:
             holders = {endpoint_of(c.revision) for c in state.components.values() if c.holds}
-            listed = ", ".join(sorted(holders - {""})) or "the server's own workers"
+            listed = ", ".join(sorted(holders - {"", MAIN})) or "the server's own workers"
             raise EndpointConflictError(
                 f"endpoint {spec.name} cannot be woken: {error.cause}",
                 f"devices are held by {listed}: lower the workers of one, or delete it",

@@ -26,7 +26,7 @@ from dynamo_local.supervisor.circus.process_registry import Registration, StateR
 from dynamo_local.supervisor.circus.watchers import WatcherSpecs
 from dynamo_local.supervisor.places.local import Books, CircusWatchers, LocalPlaces
 from dynamo_local.supervisor.server.launch.blueprint import Blueprint, BlueprintFile
-from dynamo_local.supervisor.server.launch.plan import Launch
+from dynamo_local.supervisor.server.launch.plan import Launch, main_on_board
 from dynamo_local.supervisor.server.launch.templates import ServiceTemplate, WatcherPlan
 from dynamo_local.supervisor.server.nats.nats_server import NatsServer
 from dynamo_local.supervisor.server.reports.event_sources import ServerEvents
@@ -124,7 +124,10 @@ class Machinery:
             self.sockets,
             self.lock,
             self.report,
-            revisions=self.blueprint.revisions,
+            revisions=lambda: {
+                *self.blueprint.revisions(),
+                *(each.revision for each in main_on_board(self.launch.graph)),
+            },
             on_unreachable=self._circusd.renew,
         )
         self.tasks.spawn("files", self.files.run())

@@ -31,7 +31,7 @@ _EVERY_S = 1.0
 class ServerFiles:
     """The files of one server. `store`: the one that it reads and writes its statefile with.
 
-    `revisions`: the endpoints' revisions that there are; each has a graph file. `on_healed`: called when the statefile
+    `revisions`: the revisions that there are; each has a graph file. `on_healed`: called when the statefile
     was written anew and circusd can be reached; the file may then be a second out of date. `on_unreachable`: called
     when circusd's sockets were removed.
     """

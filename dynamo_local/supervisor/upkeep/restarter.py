@@ -273,6 +273,7 @@ class Restarter:
 
 
 def _is_of_an_endpoint(name: str) -> bool:
+    """Whether the server goes on without it. Workers that a graph has itself have no revision in their names."""
     try:
         return parse_watcher(name).revision != ""
     except ConfigError:

@@ -134,7 +134,7 @@ def test_a_file_must_fit_the_registry(paths: StatePaths, capsys: pytest.CaptureF
         ((), "{name: a, model: m, min_workers: 2}, {name: b, model: m, min_workers: 2}", r"the others need 2 \(b 2\)"),
         (("random", "--cpu-slots", "3"), "{name: a, model: m, min_workers: 3}", r"3 CPU slots .*, and there are 2;"),
         (("random",), "{name: random, model: m}", r"endpoint random: the server's own model is served as random"),
-        (("random",), "{name: main, model: m}", r"endpoint main: the server's own model is served as main"),
+        (("random",), "{name: main, model: m}", "endpoint main: that is the name of a graph's own model; choose"),
         (
             (),
             "{name: a, model: m}, {name: b, model: m, args: {served-model-name: [a]}}",
@@ -151,15 +151,14 @@ def test_endpoints_must_fit_each_other_and_the_machine(
     assert re.search(said, capsys.readouterr().err)
 
 
-def test_an_endpoint_main_of_earlier_and_the_model_of_a_graph_are_not_both_served(
-    dry_run: DryRun, paths: StatePaths, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("words", [(), ("random",)])
+def test_an_endpoint_main_that_was_ordered_earlier_is_refused_with_the_remedy(
+    words: tuple[str, ...], dry_run: DryRun, paths: StatePaths, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store(paths, "main")
-    assert run(["serve", "random", "--dry-run"]) == 2
+    assert run(["serve", *words, "--dry-run"]) == 2
     assert "endpoint main was ordered earlier" in capsys.readouterr().err
     dry_run("random", "--forget")
-    # Alone it is as any other.
-    dry_run()
 
 
 @pytest.mark.parametrize("words", [(), ("tests.unit.cli.graph:Front", "--namespace", "dynamo")])

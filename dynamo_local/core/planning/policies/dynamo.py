@@ -3,7 +3,8 @@
 Source: https://github.com/ai-dynamo/dynamo, docs/guides/planner.md and examples/llm/components/planner.py. The order of
 the changes is part of its rules, and made in ../steps.py: removals, then additions, each for prefill before decode, and
 what a removal frees may be taken again at once. No worker switches its role, a role below its minimum gets no worker,
-and a worker that starts or an action that failed holds nothing up.
+and a worker that starts or an action that failed holds nothing up. That is so for the graph's own workers; those of
+another endpoint stay within its bounds, and a worker that starts holds the next one up.
 
 Two restraints remain, since they are no rules of scaling: the budget counts the devices of workers that start or leave,
 and no worker is removed while the load of one of its role is unknown.

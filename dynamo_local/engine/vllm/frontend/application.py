@@ -149,7 +149,13 @@ class ModelApplication:
 
     def _build(self, progress: Progress) -> _Built:
         progress("importing vLLM")
-        require("HTTP connections", "the frontend's engine", "failures of single requests", "counting of tokens")
+        require(
+            "HTTP connections",
+            "the frontend's engine",
+            "failures of single requests",
+            "counting of tokens",
+            "prompts of kept answers",
+        )
         from vllm.engine.arg_utils import AsyncEngineArgs
 
         from dynamo_local.engine.vllm.frontend.core_client import build

@@ -86,6 +86,7 @@ PATCHES: Final[Mapping[str, Patch]] = {
             "vllm.entrypoints.serve.tokenize.api_router:JSONResponse",
         ),
         without="long texts and grammars hold up other requests",
+        is_deep=True,
     ),
     "metrics of tool parsers": Patch(
         why="calls of tool parsers are counted for the model that was built last",
@@ -119,13 +120,17 @@ PATCHES: Final[Mapping[str, Patch]] = {
             f"{_HTTP}.on_message_complete(self)",
             f"{_HTTP}.on_response_complete(self)",
             f"{_HTTP}._unsupported_upgrade_warning(self)",
+            # Only called, but uvicorn is not pinned.
+            f"{_HTTP}._unset_keepalive_if_required(self)",
+            f"{_HTTP.partition(':')[0]}:STATUS_LINE",
         ),
         of="uvicorn",
     ),
     "uvicorn's ticks": Patch(
         why="uvicorn wakes up ten times a second to see whether it is to end",
         test="tests/unit/vllm/patches/test_http_ticks.py::test_a_server_answers_with_the_time_and_ends_when_told_to",
-        replaces=("uvicorn:Server.main_loop(self)",),
+        # The second is only called, but uvicorn is not pinned.
+        replaces=("uvicorn:Server.main_loop(self)", "uvicorn:Server.on_tick(self, counter)"),
         without="the idle frontend wakes up ten times a second",
         of="uvicorn",
     ),
@@ -169,12 +174,14 @@ PATCHES: Final[Mapping[str, Patch]] = {
         test="tests/e2e/models/test_listed_adapters.py::test_adapters_come_and_go_while_the_engine_runs",
         replaces=("vllm.lora.model_manager:LoRAModelManager._create_merged_loras_inplace(self, lora_model)",),
         without="an adapter that was trained for a model of other names is answered by the model alone",
+        is_deep=True,
     ),
     "deadlines of grammars": Patch(
         why="a grammar may take minutes to compile, and cannot be cancelled",
         test=f"{_CONTRACT}/test_responsive.py::test_an_engine_gives_up_a_grammar_that_takes_too_long",
         replaces=(f"{_GRAMMARS}.__init__(self, vllm_config)", f"{_GRAMMARS}._create_grammar(self, request)"),
         without="a grammar may take as long as it likes to compile",
+        is_deep=True,
     ),
     # KV blocks, and the engine core's methods.
     "KV transfer": Patch(
@@ -331,6 +338,7 @@ PATCHES: Final[Mapping[str, Patch]] = {
         test=f"{_CONTRACT}/test_ranks.py::test_a_rank_begins_on_the_cores_of_its_slot",
         replaces=("vllm.utils.ompmultiprocessing:OMPProcessManager.configure_omp_envs(self, rank, local_rank)",),
         without="the ranks of an engine share its cores",
+        is_deep=True,
     ),
     "NIXL's progress threads": Patch(
         why="NIXL's Python package makes each agent's thread poll without a pause",

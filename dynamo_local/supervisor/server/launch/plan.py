@@ -305,9 +305,9 @@ def main_on_board(graph: ResolvedGraph) -> tuple[BoardRevision, ...]:
     """What frontends are to serve of a graph with workers; nothing of another one."""
     if not any(service.role in ENGINE_ROLES for service in graph.services):
         return ()
-    config = graph.root.config
-    names = map(str, config.get(SERVED_NAME) or filter(None, [config.get("model")]))
-    return (BoardRevision(FIRST_OF_MAIN, takes_requests=True, served_names=tuple(names)),)
+    config = next((service.config for service in graph.services if service.role == FRONTEND_ROLE), {})
+    names = config.get(SERVED_NAME) or [config["model"]] if config.get("model") else []
+    return (BoardRevision(FIRST_OF_MAIN, takes_requests=True, served_names=tuple(map(str, names))),)
 
 
 def here(templates: Sequence[ServiceTemplate], *, clustered: bool) -> tuple[ServiceTemplate, ...]:

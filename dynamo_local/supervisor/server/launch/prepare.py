@@ -148,11 +148,10 @@ def check_endpoints(
         check_clustered(spec)
     for spec in request.endpoints:
         check_names(spec, [other for other in specs if other.name != spec.name], own_names(graph))
-    if MAIN in registry.entries and MAIN in own_names(graph):
+    if MAIN in registry.entries:
         raise UsageError(
-            "endpoint main was ordered earlier, and the model of this graph is the endpoint main as well",
-            "delete it first on a server without a model (`dynamo serve`, `dynamo endpoint delete main`), or drop all "
-            "endpoints by --forget",
+            "endpoint main was ordered earlier, and that is the name of a graph's own model by now",
+            "delete it with the version before, or drop all endpoints by --forget",
         )
     for spec in () if request.clustered else request.endpoints:
         others = (other for other in request.endpoints if other.name != spec.name)
@@ -174,9 +173,8 @@ def own_devices(templates: Iterable[ServiceTemplate]) -> float:
 
 
 def own_names(graph: ResolvedGraph) -> frozenset[str]:
-    """Names under which the graph's own workers serve a model, and that of their endpoint; none in a graph without
-    workers."""
-    return frozenset(name for each in main_on_board(graph) for name in (MAIN, *each.served_names))
+    """Names under which the graph's own workers serve a model; none in a graph without workers."""
+    return frozenset(name for each in main_on_board(graph) for name in each.served_names)
 
 
 def without_devices(inventory: Inventory) -> Inventory:
