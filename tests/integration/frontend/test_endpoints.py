@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_local.core.errors import EngineError
+from dynamo_local.core.messages.endpoints import BoardRevision
+from dynamo_local.core.messages.presence import Counts, EndedMigrations, MigrationCounts
+from dynamo_local.core.names import FIRST_OF_MAIN
 from dynamo_local.core.subjects import Subjects
 from tests.integration.conftest import Connect
-from tests.integration.fleet_of_fakes import until
+from tests.integration.fleet_of_fakes import DEADLINE_S, until
 from tests.integration.frontend.endpoint_scene import (
     EndpointScene,
     announced,
@@ -218,3 +222,55 @@ async def test_a_damaged_board_changes_nothing(scene: EndpointScene, caplog: pyt
     scene.watch._read()
     assert "the board of endpoints is damaged" in caplog.text
     assert await scene.tokens("a", (1,)) == right((1,), 8, 300)
+
+
+# The model that a graph has itself
+
+
+async def test_main_is_awaited_on_the_board_and_until_it_is_built(scene: EndpointScene) -> None:
+    scene.write_graph(FIRST_OF_MAIN, may_start=False)
+    progress: list[str] = []
+    waiting = asyncio.create_task(scene.served.main_is_built(progress.append))
+    scene.write_graph("a@1")
+    await scene.show(listed("a@1", takes=True))
+    assert not waiting.done()
+    await scene.show(BoardRevision(FIRST_OF_MAIN, True, ("m", "second")), listed("a@1", takes=True))
+    await until(lambda: progress == ["loading the tokenizer"])
+    scene.may_start[FIRST_OF_MAIN].set()
+    await waiting
+    await scene.mocker(FIRST_OF_MAIN, "w", 300)
+    await ready(scene, "m")
+    for name in ("m", "second"):
+        assert await scene.tokens(name, (1, 2, 3)) == right((1, 2, 3), 8, 300)
+
+
+async def test_a_frontend_whose_main_cannot_be_built_fails_with_the_reason(scene: EndpointScene) -> None:
+    scene.write_graph(FIRST_OF_MAIN, model="broken")
+    await scene.show(BoardRevision(FIRST_OF_MAIN, True, ("m",)))
+    with pytest.raises(EngineError, match="no such model"):
+        await scene.served.main_is_built(lambda _: None)
+
+
+async def test_a_frontend_that_ends_waits_for_no_model_that_is_being_built(scene: EndpointScene) -> None:
+    scene.write_graph("a@1", may_start=False)
+    await scene.show(listed("a@1", takes=True))
+    await until(lambda: "a@1" in scene.applications)
+    async with asyncio.timeout(DEADLINE_S):
+        await scene.served.close()
+
+
+async def test_migrations_of_what_is_given_up_still_count(scene: EndpointScene) -> None:
+    told: list[Counts] = []
+    scene.served.on_counts = told.append
+    scene.write_graph("a@1")
+    scene.write_graph("b@1")
+    both = listed("a@1", takes=True), listed("b@1", takes=True)
+    await scene.show(*both)
+    await until(lambda: len(list(scene.served.models)) == 2)
+    first = next(iter(scene.served.models))
+    first._on_migrations(MigrationCounts((EndedMigrations("hand", "migrated", 2),)))
+    await scene.show(both[1])
+    (second,) = scene.served.models
+    second._on_migrations(MigrationCounts((EndedMigrations("hand", "migrated", 1),)))
+    assert told[-1].migrations is not None
+    assert told[-1].migrations.completed == 3

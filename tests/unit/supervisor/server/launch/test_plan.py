@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dynamo_local.core.errors import ConfigError, DeviceError
 from dynamo_local.core.fleet.view import FRONTEND_ROLE
@@ -15,6 +16,7 @@ from dynamo_local.sdk.config.resolved import ResolvedGraph, ResolvedService
 from dynamo_local.supervisor.circus.drain import waves
 from dynamo_local.supervisor.server.launch.plan import (
     HttpAddress,
+    main_on_board,
     plan_forkserver,
     plan_services,
     revision_templates,
@@ -284,3 +286,15 @@ def test_two_workers_on_one_gpu_both_see_it_and_no_other() -> None:
         ("0", "GPU-0"),
         ("0", "GPU-0"),
     ]
+
+
+def test_the_model_of_a_graph_with_workers_has_the_names_that_its_frontend_serves() -> None:
+    worker, root = replace(service("W"), role="decode"), replace(service("Front"), config={"model": "embedding"})
+    frontend = replace(service("Frontend"), role="frontend", config={"model": "/m", "served-model-name": ["m", "n"]})
+    (listed,) = main_on_board(graph(worker, frontend, root))
+    assert (listed.revision, listed.takes_requests, listed.served_names) == ("main@1", True, ("m", "n"))
+    (listed,) = main_on_board(graph(worker, replace(frontend, config={"model": "/m"}), root))
+    assert listed.served_names == ("/m",)
+    # Its workers are there, whatever it is called.
+    assert [each.served_names for each in main_on_board(graph(worker, root))] == [()]
+    assert main_on_board(graph(frontend, root)) == ()
